@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -22,10 +22,15 @@ class Checkpoint:
     format_version: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """JSON values that `from_json` reads back."""
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"files": dict(self.files)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Checkpoint:
         if value.get("format_version") != 1:
-            raise ValueError(f"checkpoint format {value.get('format_version')!r}: this version of posttrain reads 1; upgrade posttrain")
+            found = value.get("format_version")
+            raise ValueError(f"checkpoint format {found!r}: this version of posttrain reads 1; upgrade posttrain")
+        names = {f.name for f in fields(cls)}
+        if set(value) != names:
+            raise ValueError(f"a checkpoint has the fields {sorted(names)}, not {sorted(value)}")
         return cls(**value)

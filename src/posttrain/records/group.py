@@ -13,7 +13,7 @@ from posttrain.records.task import Task
 from posttrain.records.trajectory import Trajectory
 
 
-class HeldOutLeak(ValueError):
+class HeldOutLeak(ValueError):  # noqa: N818 (the name says it)
     """A task that measures the model was about to train it."""
 
 
@@ -26,8 +26,12 @@ class Group:
     rewards: tuple[Reward, ...]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "trajectories", tuple(self.trajectories))  # a list could grow after the check
+        object.__setattr__(self, "rewards", tuple(self.rewards))
         if len(self.trajectories) != len(self.rewards) or not self.rewards:
-            raise ValueError(f"{len(self.trajectories)} trajectories with {len(self.rewards)} rewards: a group has one reward each")
+            raise ValueError(
+                f"{len(self.trajectories)} trajectories with {len(self.rewards)} rewards: a group has one reward each"
+            )
         strangers = {t.task_id for t in self.trajectories} - {self.task.id}
         if strangers:
             raise ValueError(f"attempts at {sorted(strangers)} in a group of {self.task.id}")
@@ -61,9 +65,12 @@ class Batch:
     groups: tuple[Group, ...]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", tuple(self.groups))  # a list could grow after the check
         for group in self.groups:
             if group.task.split.held_out:
-                raise HeldOutLeak(f"{group.task.id} is held out ({group.task.split}); a training batch may only hold train tasks")
+                raise HeldOutLeak(
+                    f"{group.task.id} is held out ({group.task.split}); a training batch may only hold train tasks"
+                )
 
     def __iter__(self) -> Iterator[Group]:
         return iter(self.groups)

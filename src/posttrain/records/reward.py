@@ -1,7 +1,7 @@
 """What an attempt is worth: `Scored` or `Invalid`, never a silent zero.
 
-Invariant: a fault of the infrastructure (sandbox died, verifier raised, hung or returned NaN) is `Invalid`; what the policy
-did wrong is `Scored` with a low value. An `Invalid` attempt takes no part in its group's statistics.
+Invariant: a fault of the infrastructure (sandbox died, verifier raised, hung or returned NaN) is `Invalid`; what the
+policy did wrong is `Scored` with a low value. An `Invalid` attempt takes no part in its group's statistics.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +25,8 @@ class Scored:
     failure: str | None = None
 
     def __post_init__(self) -> None:
-        for name, number in (("value", self.value), *self.parts.items()):
-            if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
-                raise ValueError(f"reward {name} is {number!r}: a reward is a finite number; return Invalid(reason) for a fault")
+        object.__setattr__(self, "value", _finite("value", self.value))
+        object.__setattr__(self, "parts", {name: _finite(name, part) for name, part in self.parts.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,18 @@ class Invalid:
     """No verdict could be reached. reason: one line for a person; it is counted and shown."""
 
     reason: str
+
+
+def _finite(name: str, number: Any) -> float:
+    """`number` as a float. A bool is refused: a verifier that returns one has not said what it is worth."""
+    if not isinstance(number, bool) and isinstance(number, Real):
+        try:
+            value = float(number)
+        except OverflowError:
+            value = math.inf
+        if math.isfinite(value):
+            return value
+    raise ValueError(f"reward {name} is {number!r}: a reward is a finite number; return Invalid(reason) for a fault")
 
 
 Reward = Scored | Invalid

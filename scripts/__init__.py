@@ -1,0 +1,1 @@
+"""What the Makefile calls: installation and the checks that no linter ships."""

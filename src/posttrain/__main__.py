@@ -1,0 +1,5 @@
+"""`python -m posttrain`: the same as the `posttrain` command."""
+
+from posttrain.cli.main import main
+
+main()

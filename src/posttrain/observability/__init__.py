@@ -1,0 +1,38 @@
+"""What happened: metrics in a file, what was used, and progress for people. Imports `records` only, and no torch."""
+
+from posttrain.observability.metrics import MetricsLog, read
+from posttrain.observability.progress import (
+    JsonReporter,
+    PlainReporter,
+    Reporter,
+    RichReporter,
+    SilentReporter,
+    reporter_for,
+)
+from posttrain.observability.resources import (
+    Phases,
+    Stopwatch,
+    available_memory_bytes,
+    disk_free_bytes,
+    memory_limit_bytes,
+    peak_rss_bytes,
+    peak_rss_of_children_bytes,
+)
+
+__all__ = [
+    "JsonReporter",
+    "MetricsLog",
+    "Phases",
+    "PlainReporter",
+    "Reporter",
+    "RichReporter",
+    "SilentReporter",
+    "Stopwatch",
+    "available_memory_bytes",
+    "disk_free_bytes",
+    "memory_limit_bytes",
+    "peak_rss_bytes",
+    "peak_rss_of_children_bytes",
+    "read",
+    "reporter_for",
+]

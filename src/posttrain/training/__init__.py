@@ -1,0 +1,1 @@
+"""How trajectories become weights: packing, losses, gradients, updates."""
