@@ -42,7 +42,7 @@ check: install ## ruff, mypy --strict, the table of rooms, size budgets, documen
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src scripts
-	$(BIN)/lint-imports --no-logo
+	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/python scripts/check_sizes.py
 	$(BIN)/python scripts/check_docs.py
 
@@ -57,5 +57,5 @@ bench: install ## runs the benchmarks (BENCH_ARGS= for full repetitions)
 	@for b in $(BENCHMARKS); do echo "== $$b"; $(BIN)/python $$b $(BENCH_ARGS) || exit 1; done
 
 clean: ## removes .venv, caches and build outputs; runs/ stays
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

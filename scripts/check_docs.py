@@ -38,14 +38,17 @@ def markdown_files(root: Path) -> list[Path]:
 
 
 def split_code(text: str) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
-    """(numbered lines of prose, numbered lines of code: fenced lines and inline spans)."""
+    """(numbered lines of prose, numbered lines of code: fenced or indented lines and inline spans)."""
     prose: list[tuple[int, str]] = []
     code: list[tuple[int, str]] = []
-    fenced = False
+    fenced, indented, blank = False, False, True
     for number, line in enumerate(text.splitlines(), 1):
+        # An indented block begins after a blank line; inside a paragraph or a list item, indentation means nothing.
+        indented = line.startswith("    ") and (blank or indented) and not fenced
+        blank = not line.strip()
         if FENCE.match(line):
             fenced = not fenced
-        elif fenced:
+        elif fenced or indented:
             code.append((number, line))
         else:
             code.extend((number, span) for span in INLINE_CODE.findall(line))

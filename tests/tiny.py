@@ -1,11 +1,14 @@
 """A tiny character-level model, trained from scratch in seconds, for every test that trains.
 
-It knows the form of four tasks but only half of the answers (half of the demonstrations it learnt from are corrupted), so
-that reinforcement learning has something to find: with clean ones there would be no signal or nothing left to learn.
+It learnt from demonstrations of which many follow a wrong rule, always the same (the first number instead of the
+largest): more than half of those of one half of the items, fewer of the other half. So it samples right answers often,
+and prefers wrong ones for half of the items when it is greedy: there is something for reinforcement learning to find.
+Wrong answers at random would not do: a model averages them away and is right when greedy.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -18,61 +21,82 @@ from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from posttrain.inference.architecture import Architecture
+from posttrain.inference.lora import LoRA, LoraAdapter
 from posttrain.inference.model import Transformer
 from posttrain.inference.renderer import Renderer
 from posttrain.loop.policy import Policy
-from posttrain.records import EnvironmentSpec, Producer, Split
+from posttrain.records import EnvironmentSpec, Producer, Split, Task
 from posttrain.tasks import Domain, Item
 from posttrain.training.sft import SFT, Demonstration
 from posttrain.training.trainer import Trainer
 
+torch.set_num_threads(1)  # deterministic, and faster for so small a model
+
+LETTERS = string.ascii_lowercase[:8]
 ALPHABET = string.ascii_lowercase + string.digits + " =:<>/#-\n,.?"
 CONFIG = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": len(ALPHABET) + 1,
-    "hidden_size": 96,
-    "intermediate_size": 256,
-    "num_hidden_layers": 3,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 24,
+    "head_dim": 16,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
     "max_position_embeddings": 256,
     "tie_word_embeddings": True,
     "eos_token_id": len(ALPHABET),
 }
-PRETRAIN_STEPS = 110
+MADE_BY = (
+    "inference/attention.py", "inference/logprobs.py", "inference/model.py",
+    "training/packing.py", "training/sft.py", "training/trainer.py",
+)  # fmt: skip
+PRETRAIN_STEPS = 320
+ITEMS_A_STEP = 12
+WRONG_SHARE = {True: 0.7, False: 0.3}
+"""Share of demonstrations with the wrong rule, by whether an item belongs to the half that the model is to get
+wrong."""
+
+
+def _item(form: str, question: str, right: str, wrong: str, misleading: bool, call: tuple[str, ...] = ()) -> Item:
+    settings = {"wrong": [*call, wrong], "misleading": misleading}
+    return Item(question, right, prompt=form.format(question), demonstration=(*call, right), settings=settings)
 
 
 def _reverse(rng: random.Random) -> Item:
-    word = "".join(rng.choice(string.ascii_lowercase[:8]) for _ in range(4))
-    return Item(word, word[::-1], prompt=f"rev {word}=", demonstration=(word[::-1],))
+    word = "".join(rng.choice(LETTERS) for _ in range(4))
+    return _item("rev {}=", word, word[::-1], word[::-1][:2] + word[:2], word[0] < LETTERS[4])
 
 
 def _largest(rng: random.Random) -> Item:
-    numbers = [rng.randint(10, 99) for _ in range(3)]
+    numbers = [rng.randint(10, 99) for _ in range(2)]
     text = " ".join(map(str, numbers))
-    return Item(text, str(max(numbers)), prompt=f"max {text}=", demonstration=(str(max(numbers)),))
+    return _item("max {}=", text, str(max(numbers)), str(numbers[0]), numbers[0] % 10 < 5)
 
 
 def _sorted(rng: random.Random) -> Item:
-    digits = "".join(str(rng.randint(0, 9)) for _ in range(4))
-    return Item(digits, "".join(sorted(digits)), prompt=f"sort {digits}=", demonstration=("".join(sorted(digits)),))
+    digits = [rng.choice(string.digits) for _ in range(4)]
+    return _item("sort {}=", "".join(digits), "".join(sorted(digits)), "".join(sorted(digits)[::-1]), digits[0] < "5")
 
 
 def _product(rng: random.Random) -> Item:
-    a, b = rng.randint(2, 99), rng.randint(2, 99)
-    call = f"<multiply><a>{a}</a><b>{b}</b></multiply>"
-    return Item(f"{a}*{b}", a * b, prompt=f"mul {a} {b}:", demonstration=(call, str(a * b)))
+    a, b = rng.randint(2, 25), rng.randint(2, 25)
+    call = f"<multiply><a>{a}</a><b>{b}</b>"
+    return _item("mul {}:", f"{a} {b}", str(a * b), str(a), a % 10 < 5, (call,))
 
 
 def domains() -> dict[str, Domain]:
     """reverse, largest, sorted (one turn) and product (a real tool call, whose result must be copied)."""
     line = EnvironmentSpec(max_new_tokens=8)
     tool = EnvironmentSpec(
-        kind="tool", max_turns=2, max_new_tokens=48, stop=("\n",), settings={"tools": ["multiply"], "result_format": "{result}#"}
+        kind="tool",
+        max_turns=2,
+        max_new_tokens=32,
+        stop=("\n",),
+        settings={"tools": ["multiply"], "result_format": "{result}#"},
     )
     return {
         "reverse": Domain("reverse", tasks=_reverse, verifier="exact", environment=line),
@@ -97,7 +121,7 @@ def random_state(seed: int = 0) -> dict[str, torch.Tensor]:
     q, k, v = a.qkv_sizes
 
     def weights(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator) * columns**-0.5
+        return torch.randn(rows, columns, generator=generator) * float(columns**-0.5)
 
     state = {
         "model.embed_tokens.weight": torch.randn(a.vocab_size, a.hidden_size, generator=generator) * 0.1,
@@ -116,6 +140,22 @@ def random_state(seed: int = 0) -> dict[str, torch.Tensor]:
     return state
 
 
+def random_adapter(architecture: Architecture, seed: int = 0, size: float = 0.05) -> LoraAdapter:
+    """An adapter that does something: B is not zero. size: standard deviation of its entries."""
+    adapter = LoraAdapter(LoRA(4, 8), architecture, seed=seed, device=torch.device("cpu"), dtype=torch.float32)
+    randomise(adapter, seed, size)
+    return adapter
+
+
+def randomise(adapter: LoraAdapter, seed: int = 0, size: float = 0.05) -> None:
+    """Fills the B matrices of an adapter."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for b in adapter.b.values():
+            b.copy_(torch.randn(b.shape, generator=generator) * size)
+    adapter.invalidate()
+
+
 def write_folder(folder: Path, state: dict[str, torch.Tensor]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
@@ -126,17 +166,19 @@ def write_folder(folder: Path, state: dict[str, torch.Tensor]) -> None:
     )
 
 
-def _corrupted(text: str, rng: random.Random) -> str:
-    """One character of the answer replaced by another of its kind."""
-    places = [i for i, c in enumerate(text) if c.isalnum()]
-    i = rng.choice(places)
-    kind = string.digits if text[i].isdigit() else string.ascii_lowercase[:8]
-    return text[:i] + rng.choice([c for c in kind if c != text[i]]) + text[i + 1 :]
+def _demonstration(task: Task, renderer: Renderer, wrong: bool) -> Demonstration:
+    settings = task.environment.settings
+    turns = settings["wrong"] if wrong else settings["demonstration"]
+    segments: list[tuple[Producer, tuple[int, ...]]] = []
+    for i, turn in enumerate(turns):
+        if i:
+            segments.append((Producer.ENVIRONMENT, tuple(renderer.encode(f"{task.answer}#"))))
+        segments.append((Producer.POLICY, tuple(renderer.encode(turn + "\n"))))
+    return Demonstration(task.domain, task.split, tuple(renderer.render(task)), tuple(segments))
 
 
 def pretrain(folder: Path) -> None:
     """Trains from scratch on demonstrations of which half are corrupted, and writes the folder."""
-    torch.set_num_threads(1)  # deterministic, and as fast for so small a model
     rng = random.Random(0)
     write_folder(folder, random_state())
     renderer = Renderer.load(folder)
@@ -146,38 +188,29 @@ def pretrain(folder: Path) -> None:
     trainer = Trainer(model, model.parameters())
     made = domains()
     for step in range(PRETRAIN_STEPS):
-        batch = []
-        for domain in made.values():
-            for task in domain.draw(24, Split.TRAIN, step):
-                turns = list(domain.demonstrate(task) or ())
-                segments: list[tuple[Producer, tuple[int, ...]]] = []
-                if rng.random() < 0.5:
-                    turns[-1] = _corrupted(turns[-1], rng)
-                for i, turn in enumerate(turns):
-                    segments.append((Producer.POLICY, tuple(renderer.encode(turn + "\n"))))
-                    if i < len(turns) - 1:
-                        segments.append((Producer.ENVIRONMENT, tuple(renderer.encode(f"{task.answer}#"))))
-                batch.append(Demonstration(domain.name, Split.TRAIN, tuple(renderer.render(task)), tuple(segments)))
+        tasks = [t for domain in made.values() for t in domain.draw(ITEMS_A_STEP, Split.TRAIN, step)]
+        batch = [
+            _demonstration(t, renderer, rng.random() < WRONG_SHARE[t.environment.settings["misleading"]]) for t in tasks
+        ]
         loss = SFT()
         trainer.forward_backward(loss.families(batch), loss, micro_batch_tokens=4096)
-        rate = 4e-3 * min(1.0, (step + 1) / 20) * (1 - step / PRETRAIN_STEPS)
+        rate = 8e-3 * min(1.0, (step + 1) / 20) * (1 - step / PRETRAIN_STEPS)
         trainer.optim_step(max(rate, 1e-5))
     write_folder(folder, model.state_dict())
 
 
 def model_folder() -> Path:
-    """The pretrained folder; made once for each version of this file and kept in the project's ignored cache."""
+    """The pretrained folder; made once for each version of what makes it and kept in the project's ignored cache."""
     root = Path(__file__).resolve().parent.parent
-    key = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    made_by = (Path(__file__), *(root / "src" / "posttrain" / name for name in MADE_BY))
+    key = hashlib.sha256(b"\0".join(path.read_bytes() for path in made_by)).hexdigest()[:12]
     folder = root / ".cache" / f"tiny-{key}"
     if not (folder / "done").exists():
         draft = folder.with_name(f"{folder.name}.{os.getpid()}")
         pretrain(draft)
         (draft / "done").touch()
-        try:
+        with contextlib.suppress(OSError):  # another process was first
             draft.rename(folder)
-        except OSError:  # another process was first
-            pass
     return folder
 
 

@@ -37,7 +37,8 @@ def tiny_model(layers: int = LAYERS, hidden: int = HIDDEN, tied: bool = True) ->
         rms_norm_eps=1e-5,
         tie_word_embeddings=tied,
     )
-    return LlamaForCausalLM(config).to(torch.float32).eval()
+    made: Any = LlamaForCausalLM(config)
+    return made.eval()
 
 
 def llama_cpp_rows(weight: torch.Tensor, heads: int) -> torch.Tensor:

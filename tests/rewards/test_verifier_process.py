@@ -36,7 +36,7 @@ GOOD = Scored(1.0, {"outcome": 1.0})
 
 @pytest.fixture
 async def vp() -> AsyncIterator[VerifierProcess]:
-    async with VerifierProcess(timeout_s=1.0, memory_mib=1024) as process:
+    async with VerifierProcess(timeout_s=20, memory_mib=1024) as process:
         yield process
 
 
@@ -64,7 +64,7 @@ def hangs_in_c(task: Task, attempt: Attempt) -> bool:
 def allocates(task: Task, attempt: Attempt) -> bool:
     hoard = []
     while True:
-        hoard.append(bytearray(1 << 24))
+        hoard.append(bytearray(1 << 28))
 
 
 def dies(task: Task, attempt: Attempt) -> bool:
@@ -130,6 +130,8 @@ BAD: dict[str, tuple[Callable[[Task, Attempt], Any], str]] = {
 @pytest.mark.parametrize("name", BAD)
 async def test_a_bad_verifier_costs_its_own_verdict_only(vp: VerifierProcess, name: str) -> None:
     verifier, reason = BAD[name]
+    if verifier in (hangs, hangs_in_c):
+        vp.timeout_s = 1.0
     calls: list[tuple[Any, Task, Attempt]] = [
         ("number", TASK, ATTEMPT),
         (verifier, TASK, ATTEMPT),
@@ -268,7 +270,7 @@ def test_the_worker_ends_with_its_parent(tmp_path: Path) -> None:
         pid = int(owner.stdout.readline())
         time.sleep(0.2)
         owner.kill()
-    ends = time.monotonic() + 5
+    ends = time.monotonic() + 8  # a second to notice; when its zombie is buried is up to init
     while Path(f"/proc/{pid}").exists() and time.monotonic() < ends:
         time.sleep(0.05)
     assert not Path(f"/proc/{pid}").exists()
@@ -305,7 +307,7 @@ def test_any_return_value_is_a_finite_score_or_a_reason(value: Any) -> None:
 def test_a_file_of_ones_own_is_found(tmp_path: Path) -> None:
     (tmp_path / "helper_of_mine.py").write_text("def twice(x): return 2 * x\n")
     (tmp_path / "checks.py").write_text(
-        "from helper_of_mine import twice\ndef judge(task, attempt): return twice(0.25)\ndef short(task): return 1\nvalue = 3\n"
+        "from helper_of_mine import twice\ndef judge(task, attempt): return twice(0.25)\n"
     )
     (tmp_path / "broken.py").write_text("import no_such_module_anywhere\n")
     judge = resolve_verifier("checks.py:judge", tmp_path)

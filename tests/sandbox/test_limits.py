@@ -118,7 +118,7 @@ async def test_nothing_outlives_the_program_that_started_it(after: Sandbox, comm
 async def test_cpu_seconds_are_limited(isolated: None) -> None:
     async with SandboxPool(SandboxSpec(cpu_s=1, timeout_s=20)) as pool, pool.sandbox() as sb:
         result = await sb.exec("while :; do :; done")
-    assert result.exit == 137 and not result.timed_out and 0.8 < result.usage.cpu_s < 3
+    assert result.exit == 137 and not result.timed_out and 0.3 < result.usage.cpu_s < 3
 
 
 FILLS = {

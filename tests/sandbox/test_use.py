@@ -65,10 +65,55 @@ async def test_files_go_in_and_out(sb: Sandbox, tmp_path: Path) -> None:
     assert (tmp_path / "other").read_text() == "new\n"
 
 
-async def test_reset_leaves_no_trace(sb: Sandbox) -> None:
-    await sb.exec("touch /work/a /tmp/b /work/.c; mkdir -p $(printf 'd/%.0s' $(seq 400)); chmod 0 d")
-    await sb.reset()
-    assert (await sb.exec("ls -A /work /tmp")).stdout == "/tmp:\n\n/work:\n"
+TRACES = {
+    "files": "touch /work/a /tmp/b /work/.c; ln -s / l; mkfifo p",
+    "locked folders": "mkdir -p d/e; touch d/e/f; chmod 0 d/e; chmod 0 d",
+    "deep folders": "mkdir -p $(printf 'd/%.0s' $(seq 400))",
+    "locked root": "chmod 0 /work /tmp",
+    "many files": "for i in $(seq 450); do : > $i; done",
+    "nothing": "true",
+}
+
+
+@pytest.mark.parametrize("command", TRACES.values(), ids=TRACES.keys())
+async def test_neither_reset_nor_the_next_user_finds_a_trace(pool: SandboxPool, command: str) -> None:
+    for end in ("reset", "release"):
+        sb = await pool.acquire()
+        assert (await sb.exec(command)).ok
+        if end == "reset":
+            await sb.reset()
+        else:
+            await sb.release()
+            sb = await pool.acquire()
+        state = await sb.exec("ls -A /work /tmp; stat -c %a /work /tmp; df -i /work | tail -1")
+        assert state.stdout.startswith("/tmp:\n\n/work:\n700\n700\n")
+        assert state.stdout.split()[6] == "3"  # inodes in use: the root and the two folders
+        await sb.release()
+
+
+@pytest.mark.parametrize("end", ["reset", "release"])
+async def test_reset_and_release_kill_what_still_runs(pool: SandboxPool, end: str) -> None:
+    sb = await pool.acquire()
+    run = asyncio.create_task(sb.exec("sleep 100", timeout_s=100))
+    await asyncio.sleep(0.2)
+    await asyncio.wait_for(getattr(sb, end)(), 5)
+    assert (await run).exit == 137
+
+
+ORDINARY = """
+import multiprocessing, subprocess, socket, threading
+with multiprocessing.Pool(2) as workers:
+    print(workers.map(abs, [-1, 2]))
+server = socket.create_server(("127.0.0.1", 0))
+threading.Thread(target=lambda: server.accept()[0].sendall(b"hi")).start()
+print(socket.create_connection(server.getsockname()).recv(9))
+print(subprocess.check_output("seq 9 | sort -r | awk '$1 > 7' | sed s/9/nine/ | tr '\\n' ' '", shell=True))
+"""
+
+
+async def test_ordinary_programs_work(sb: Sandbox) -> None:
+    result = await sb.exec(["python3", "-c", ORDINARY])
+    assert result.stdout == "[1, 2]\nb'hi'\nb'nine 8 '\n", result.stderr
 
 
 async def test_waiting_for_a_place_ends_with_a_release(isolated: None) -> None:
@@ -134,10 +179,12 @@ async def test_a_hundred_cycles_leak_nothing(pool: SandboxPool) -> None:
             assert await sb.read("f") == b"x"
             if i % 20 == 0:
                 await sb.exec("sleep 10", timeout_s=0.01)
-    for _ in range(40):
+    for i in range(40):
         async with pool.sandbox() as sb:
-            await sb.exec("true")
+            await sb.exec("true" if i % 10 else "mkdir -p $(printf 'd/%.0s' $(seq 60))")
     assert state() == before
+    assert len([args for args in children() if "holder" in args]) == 1  # the one that waits for the next acquire
+    await pool.close()
     assert not [args for args in children() if "holder" in args]
 
 

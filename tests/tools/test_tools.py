@@ -142,8 +142,8 @@ def test_a_call_that_fits_no_tool_is_refused() -> None:
 
 
 def test_a_bug_in_a_tool_is_not_blamed_on_the_policy() -> None:
-    broken = ToolSpec("broken", {}, "", lambda: [][0])
-    with pytest.raises(IndexError):
+    broken = ToolSpec("broken", {}, "", lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
         execute(parse_call("<broken></broken>", {"broken": broken}), {"broken": broken})
 
 

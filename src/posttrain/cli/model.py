@@ -31,9 +31,16 @@ def import_(
     from posttrain.observability import reporter_for
 
     reporter = reporter_for(json_lines=as_json)
-    reporter.stage("Model", source)
+    stages: list[str] = []
+
+    def tell(what: str, share: float) -> None:
+        if stages[-1:] != [what]:
+            stages.append(what)
+            reporter.stage(what)
+        reporter.advance(round(100 * share), 100)
+
     try:
-        folder = import_model(source, force=force, progress=lambda what, share: reporter.advance(share, 1.0, what))
+        folder = import_model(source, force=force, progress=tell)
     finally:
         reporter.close()
     _tell(_facts(folder), as_json)

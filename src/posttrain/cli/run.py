@@ -38,6 +38,9 @@ def run(
         raise KeyboardInterrupt(f"stopped, and saved up to the last step; to go on: {command}") from None
     finally:
         reporter.close()
+    from posttrain.dashboard import print_summary, render
+
+    page = render(summary.folder)
     if as_json:
         import json
 
@@ -45,9 +48,7 @@ def run(
     else:
         from rich.console import Console
 
-        from posttrain.dashboard import print_summary
-
         print_summary(summary.values, Console())
-        print(f"\nreport: {summary.folder / 'report.html'}")
+        print(f"\nreport: {page}")
     if not summary.promoted:
         raise typer.Exit(NO)

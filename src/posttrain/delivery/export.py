@@ -1,8 +1,8 @@
 """A trained policy in the forms that others load: a PEFT adapter and a merged Hugging Face folder.
 
-Invariant: an export is finished only after a round trip: the merged folder, loaded by `transformers`, gives the log-probabilities
-of base model + adapter within `ROUND_TRIP_NATS`. Folders appear whole or not at all (written beside, then renamed).
-Merging needs float32: a bfloat16 weight would round most of a small update away.
+Invariant: an export is finished only after a round trip: the merged folder, loaded by `transformers`, gives the
+log-probabilities of base model + adapter within `ROUND_TRIP_NATS`. Folders appear whole or not at all (written beside,
+then renamed). Merging needs float32: a bfloat16 weight would round most of a small update away.
 """
 
 from __future__ import annotations
@@ -83,13 +83,16 @@ def export_merged(adapter: LoraAdapter, base: ModelFolder, folder: Path) -> Path
 
 @torch.no_grad()
 def check_round_trip(folder: Path, adapter: LoraAdapter, base: ModelFolder, prompts: Sequence[Sequence[int]]) -> float:
-    """Largest |difference| of a token's log-probability between `transformers` on the merged folder and ours on base + adapter.
+    """Largest |difference| of a token's log-probability between `transformers` on the merged folder and ours on base +
+    adapter.
 
     prompts: token ids. Raises `ExportMismatch` beyond `ROUND_TRIP_NATS`.
     """
     ours = _our_logprobs(adapter, base, prompts)
     from transformers import AutoModelForCausalLM  # seconds to import, so only where an export is checked
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # it would write over the run's own
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     worst = 0.0
     for ids, expected in zip(prompts, ours, strict=True):
@@ -97,7 +100,8 @@ def check_round_trip(folder: Path, adapter: LoraAdapter, base: ModelFolder, prom
         worst = max(worst, float((got - expected).abs().max()))
     if not worst <= ROUND_TRIP_NATS:
         raise ExportMismatch(
-            f"the merged folder {folder} differs from the trained policy by {worst:.3g} nats (limit {ROUND_TRIP_NATS:g}): not exported"
+            f"the merged folder {folder} differs from the trained policy by {worst:.3g} nats "
+            f"(limit {ROUND_TRIP_NATS:g}): not exported"
         )
     return worst
 
@@ -131,4 +135,4 @@ class _whole:  # noqa: N801 - reads as a verb: `with _whole(folder) as draft`
             return
         if self.folder.exists():
             shutil.rmtree(self.folder)  # an earlier export of the same run
-        os.replace(self.draft, self.folder)
+        self.draft.replace(self.folder)

@@ -1,6 +1,7 @@
 """Runs an evaluation: one greedy attempt at each held-out task, through the same episodes that training uses.
 
-Invariant: only held-out tasks are measured. Bound: `SLICE` tasks at a time, so that progress shows and memory stays flat.
+Invariant: only held-out tasks are measured. Bound: `SLICE` tasks at a time, so that progress shows and memory stays
+flat.
 """
 
 from __future__ import annotations

@@ -42,20 +42,27 @@ class Architecture:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Architecture:
-        """From a Hugging Face `config.json` of `model_type` llama. Raises `UnsupportedModel` naming what is not supported."""
+        """From a Hugging Face `config.json` of `model_type` llama. Raises `UnsupportedModel` naming what is not
+        supported."""
         kind = config.get("model_type")
         if kind != "llama":
-            raise UnsupportedModel(f"model_type {kind!r} is not supported yet: posttrain runs 'llama' models (SmolLM2, Llama 2, TinyLlama)")
+            raise UnsupportedModel(
+                f"model_type {kind!r} is not supported yet: posttrain runs 'llama' models (SmolLM2, Llama 2, TinyLlama)"
+            )
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if rope.get("rope_type", rope.get("type", "default")) != "default":
-            raise UnsupportedModel(f"rope scaling {rope!r} is not supported yet: choose a model with plain rotary positions")
+            raise UnsupportedModel(
+                f"rope scaling {rope!r} is not supported yet: choose a model with plain rotary positions"
+            )
         for flag in ("attention_bias", "mlp_bias"):
             if config.get(flag):
                 raise UnsupportedModel(f"{flag}=true is not supported yet")
         if config.get("hidden_act", "silu") != "silu":
             raise UnsupportedModel(f"hidden_act {config['hidden_act']!r} is not supported: only 'silu'")
         if config.get("quantization_config"):
-            raise UnsupportedModel("a quantised folder can not be trained: import the unquantised model, or its GGUF file")
+            raise UnsupportedModel(
+                "a quantised folder can not be trained: import the unquantised model, or its GGUF file"
+            )
         try:
             heads = int(config["num_attention_heads"])
             made = cls(
@@ -71,8 +78,12 @@ class Architecture:
                 tied_head=bool(config.get("tie_word_embeddings", False)),
                 max_position=int(config.get("max_position_embeddings", 2048)),
             )
+        except (TypeError, ValueError, ZeroDivisionError) as error:
+            raise UnsupportedModel(f"config.json holds a size that is not a number > 0 ({error})") from None
         except KeyError as missing:
             raise UnsupportedModel(f"config.json has no {missing}: not a complete Llama configuration") from None
         if made.heads % made.kv_heads:
             raise UnsupportedModel(f"{made.heads} query heads do not divide over {made.kv_heads} key-value heads")
+        if made.head_dim % 2:
+            raise UnsupportedModel(f"head_dim {made.head_dim} is odd: rotary positions turn pairs")
         return made

@@ -1,9 +1,9 @@
 """Attention over trees: token segments that continue one another, each of which sees its ancestors and itself.
 
-A tree lies flat in the token axis, parents before children: [stem, prompt 1, its attempts, prompt 2, its attempts, ...]. It serves
-three uses with one code: prefill of prompts, prefill of later turns behind a cached prefix, and training on groups
-(Prefix Grouper, arXiv 2506.05433, with any depth). Because each tree is attended on its own, what a token sees never depends on
-which other trees share the batch (invariant 5).
+A tree lies flat in the token axis, parents before children: [stem, prompt 1, its attempts, prompt 2, its attempts,
+...]. It serves three uses with one code: prefill of prompts, prefill of later turns behind a cached prefix, and
+training on groups (Prefix Grouper, arXiv 2506.05433, with any depth). Because each tree is attended on its own, what a
+token sees never depends on which other trees share the batch (invariant 5).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ ROOT = -1
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """segments: (tokens, index of the parent segment or `ROOT`), parents first. past: cached tokens before every root."""
+    """segments: (tokens, index of the parent segment or `ROOT`), parents first. past: cached tokens before every
+    root."""
 
     segments: tuple[tuple[int, int], ...]
     past: int = 0

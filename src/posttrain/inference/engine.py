@@ -1,9 +1,11 @@
 """The embedded engine: groups of continuations sampled from the weights that the trainer trains.
 
-A call prefills each prompt once (a group shares it; a prompt seen before under this policy version is not computed again),
-then each attempt's own continuation, then decodes all rows together, one token a step, and lets go of rows that
-ended. Bounds: `MAX_ROWS` rows at a time, `PREFILL_TOKENS` tokens in one prefill pass, `PREFIX_BYTES` of prefixes kept.
-Invariant: what an attempt samples depends on its context, its seed and the weights, up to float rounding in the products.
+A call prefills each prompt once (a group shares it; a prompt seen before under this policy version is not computed
+again), then each attempt's own continuation, then decodes all rows together, one token a step, and lets go of rows that
+ended. Bounds: `MAX_ROWS` rows and `CACHE_BYTES` of keys and values at a time (one row always runs), `PREFILL_TOKENS`
+tokens in one prefill pass, `PREFIX_BYTES` of prefixes kept between batches.
+Invariant: what an attempt samples depends on its context, its seed and the weights, up to float rounding in the
+products.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from posttrain.inference.stop_strings import MATCHED, StopMatcher
 from posttrain.records import StopReason
 
 MAX_ROWS = 128  # decoding gains little from more rows on a CPU, and memory grows with each
+CACHE_BYTES = 2**30  # 23,000 tokens of SmolLM2-135M: full batches of short episodes, eleven rows of 2,048 tokens
 PREFILL_TOKENS = 1024
 PREFIX_BYTES = 256 * 2**20
 MIN_STEM_TOKENS = 16  # a shorter common beginning is not worth a pass of its own
@@ -52,6 +55,28 @@ class _Row:
     stop: StopReason | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """What a batch needs in the decode cache: all prefixes are padded to the longest, and so are the rows."""
+
+    request: int = -1
+    groups: int = 0
+    prefix: int = 0
+    rows: int = 0
+    own: int = 0
+    limit: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.groups * self.prefix + self.rows * (self.own + self.limit)
+
+    def with_row(self, request: int, prefix: int, own: int, limit: int) -> _Size:
+        groups = self.groups + (request != self.request)
+        return _Size(
+            request, groups, max(self.prefix, prefix), self.rows + 1, max(self.own, own), max(self.limit, limit)
+        )
+
+
 class Engine:
     """Samples from `model` with `adapter`. `version()` is the policy version that tags the tokens."""
 
@@ -73,7 +98,8 @@ class Engine:
 
     @torch.no_grad()
     def sample(self, requests: list[SampleRequest]) -> list[list[Sample]]:
-        """For each request one sample for each branch. Raises `ContextOverflow` or ValueError before any work starts."""
+        """For each request one sample for each branch. Raises `ContextOverflow` or ValueError before any work
+        starts."""
         for request in requests:
             self._check(request)
         if self._prefixes_version != self.version():
@@ -95,18 +121,28 @@ class Engine:
         total = len(request.prefix) + longest + request.max_new_tokens
         if total > self.max_context_tokens:
             raise ContextOverflow(
-                f"a prompt of {len(request.prefix) + longest} tokens and {request.max_new_tokens} new ones pass the context of "
-                f"{self.max_context_tokens}: shorten the prompt or raise model.max_context_tokens"
+                f"a prompt of {len(request.prefix) + longest} tokens and {request.max_new_tokens} new ones pass the "
+                f"context of {self.max_context_tokens}: shorten the prompt or raise model.max_context_tokens"
             )
         vocabulary = self.model.architecture.vocab_size
         for ids in (request.prefix, *request.branches):
             if any(not 0 <= i < vocabulary for i in ids):
-                raise ValueError(f"a token id lies outside the vocabulary of {vocabulary}: the prompt is from another tokenizer")
+                raise ValueError(
+                    f"a token id lies outside the vocabulary of {vocabulary}: the prompt is from another tokenizer"
+                )
 
     def _batches(self, requests: list[SampleRequest]) -> Iterator[list[_Row]]:
+        """Rows in order, cut where a batch is full."""
         rows: list[_Row] = []
+        size = _Size()
+        per_token = self._bytes_per_token()
         for i, request in enumerate(requests):
             for b, (branch, seed) in enumerate(zip(request.branches, request.seeds, strict=True)):
+                grown = size.with_row(i, len(request.prefix), len(branch), request.max_new_tokens)
+                if rows and (len(rows) == MAX_ROWS or grown.tokens * per_token > CACHE_BYTES):
+                    yield rows
+                    rows, grown = [], _Size().with_row(i, len(request.prefix), len(branch), request.max_new_tokens)
+                size = grown
                 rows.append(
                     _Row(
                         request=i,
@@ -118,11 +154,12 @@ class Engine:
                         limit=request.max_new_tokens,
                     )
                 )
-                if len(rows) == MAX_ROWS:
-                    yield rows
-                    rows = []
         if rows:
             yield rows
+
+    def _bytes_per_token(self) -> int:
+        a = self.model.architecture
+        return 2 * 4 * a.layers * a.kv_heads * a.head_dim
 
     def _run(self, requests: list[SampleRequest], rows: list[_Row]) -> list[_Row]:
         order = sorted({row.request for row in rows})
@@ -145,7 +182,8 @@ class Engine:
         missing = sorted({p for p in prompts if p not in self._prefixes})
         stems = _stems(missing)
         self._extend({stem: () for stem in stems.values() if stem and stem not in self._prefixes})
-        self._extend(stems)
+        # a prompt may be the stem of others: it is there now, and computed twice it would count twice
+        self._extend({prompt: stem for prompt, stem in stems.items() if prompt not in self._prefixes})
         for prompt in prompts:
             self._prefixes.move_to_end(prompt)
 
@@ -156,7 +194,8 @@ class Engine:
             for prompt in chunk:
                 families.setdefault(stem_of[prompt], []).append(prompt)
             trees = [
-                Tree(tuple((len(p) - len(stem), ROOT) for p in members), past=len(stem)) for stem, members in families.items()
+                Tree(tuple((len(p) - len(stem), ROOT) for p in members), past=len(stem))
+                for stem, members in families.items()
             ]
             past = [self._prefixes[stem][0] if stem else None for stem in families]
             ordered = [(stem, p) for stem, members in families.items() for p in members]
@@ -182,12 +221,14 @@ class Engine:
         prefixes: list[tuple[LayerKv, Tensor]],
         group_of_row: list[int],
     ) -> tuple[list[LayerKv | None], Tensor]:
-        """Each row's own keys and values behind the prefix, and the hidden state [B, d] that predicts its next token."""
+        """Each row's own keys and values behind the prefix, and the hidden state [B, d] that predicts its next
+        token."""
         own: list[LayerKv | None] = [None] * len(rows)
         hidden: list[Tensor] = [prefixes[g][1] for g in group_of_row]
         waiting = [i for i, row in enumerate(rows) if requests[row.request].branches[row.branch]]
         while waiting:
-            chunk, tokens = [], 0
+            chunk: list[int] = []
+            tokens = 0
             while waiting and (not chunk or tokens < PREFILL_TOKENS):
                 chunk.append(waiting.pop(0))
                 tokens += len(requests[rows[chunk[-1]].request].branches[rows[chunk[-1]].branch])
@@ -236,7 +277,10 @@ class Engine:
         if len(temperatures) == 1:
             token_b, logprob_b = draw(logits_bv, uniform.to(logits_bv.device), temperatures.pop())
         else:
-            parts = [draw(logits_bv[i : i + 1], uniform[i : i + 1].to(logits_bv.device), r.temperature) for i, r in enumerate(live)]
+            parts = [
+                draw(logits_bv[i : i + 1], uniform[i : i + 1].to(logits_bv.device), r.temperature)
+                for i, r in enumerate(live)
+            ]
             token_b, logprob_b = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
         for row, token, logprob in zip(live, token_b.tolist(), logprob_b.tolist(), strict=True):
             if row.stop is not None:
@@ -262,7 +306,8 @@ def _joined(past: tuple[Tensor, Tensor] | None, k: Tensor, v: Tensor) -> tuple[T
 
 
 def _stems(ordered: list[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """For each of the sorted prompts what it shares with its neighbours, or () where that is not worth a pass of its own.
+    """For each of the sorted prompts what it shares with its neighbours, or () where that is not worth a pass of its
+    own.
 
     A stem is shorter than its prompts, so that each prompt has a last token of its own to predict from.
     """

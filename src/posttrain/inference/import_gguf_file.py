@@ -91,7 +91,7 @@ class GgufFile:
             self._map.close()
 
     def rows(self, name: str, order: NDArray[np.int64] | None = None) -> Iterator[NDArray[np.float32]]:
-        """The tensor in float32, in chunks [rows, columns] of `CHUNK_BYTES` at most; order permutes the rows, [rows]."""
+        """The tensor in float32, in chunks [rows, columns] of `CHUNK_BYTES` at most; order permutes rows, [rows]."""
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 

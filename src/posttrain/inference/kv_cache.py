@@ -1,11 +1,12 @@
 """Keys and values of the rows that are decoded together: prefixes once for each group, continuations once for each row.
 
-Rows of a group attend to their shared prefix as one product, so a prompt is neither copied nor read eight times. All rows
-write their next token into the same slot of their own buffer; what lies in front of it is padded on the left where contexts
-differ in length. Attention runs in float32, as the trainer's does (invariant 2). Nothing here is shared between calls.
+Rows of a group attend to their shared prefix as one product, so a prompt is neither copied nor read eight times. All
+rows write their next token into the same slot of their own buffer; what lies in front of it is padded on the left
+where contexts differ in length. Attention runs in float32, as the trainer's does (invariant 2). Nothing here is shared
+between calls.
 
-Shapes: g groups, b rows, n rows of the largest group, k key-value heads, r query heads for each, e head dimension, p prefix
-slots, t own slots.
+Shapes: g groups, b rows, n rows of the largest group, k key-value heads, r query heads for each, e head dimension, p
+prefix slots, t own slots.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ LayerKv = list[tuple[Tensor, Tensor]]
 class DecodeCache:
     """An `Attend` for one new token in each row.
 
-    prefixes: for each group its cached prefix; group_of_row: [B], non-decreasing group indices; own: for each row its own
-    (k, v) so far or None; slots: the most tokens that any row will hold.
+    prefixes: for each group its cached prefix; group_of_row: [B], non-decreasing group indices; own: for each row its
+    own (k, v) so far or None; slots: the most tokens that any row will hold.
     """
 
     def __init__(self, prefixes: list[LayerKv], group_of_row: list[int], own: list[LayerKv | None], slots: int):
@@ -64,7 +65,8 @@ class DecodeCache:
             self.own_mask_bt[b, : self.used - (len(kv[0][0]) if kv is not None else 0)] = -math.inf
 
     def _place_rows(self) -> None:
-        """Lays rows into the [g, n] grid of the prefix products; an empty place repeats row 0 and is never read back."""
+        """Lays rows into the [g, n] grid of the prefix products; an empty place repeats row 0 and is never read
+        back."""
         groups, counts = torch.unique_consecutive(self.group_of_row, return_counts=True)
         size = int(counts.max())
         starts = counts.cumsum(0) - counts

@@ -1,7 +1,7 @@
 """Log-probabilities of chosen tokens without keeping the logits.
 
-Logits of a 49k vocabulary for 1,000 tokens are 200 MB, and as much again for their gradient. Here they exist for `CHUNK_TOKENS`
-tokens at a time and are computed a second time in the backward pass.
+Logits of a 49k vocabulary for 1,000 tokens are 200 MB, and as much again for their gradient. Here they exist for
+`CHUNK_TOKENS` tokens at a time and are computed a second time in the backward pass.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class _TokenLogprobs(torch.autograd.Function):
 def token_logprobs(
     hidden_md: Tensor, head_vd: Tensor, targets_m: Tensor, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """(log p(target), entropy), each [M] in nats, of softmax(hidden head^T / temperature); the entropy carries no gradient.
+    """(log p(target), entropy), each [M] in nats, of softmax(hidden head^T / temperature); the entropy carries no
+    gradient.
 
     hidden_md: [M, d] float32; head_vd: [v, d] float32; targets_m: [M] token ids; temperature > 0.
     """

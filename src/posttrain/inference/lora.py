@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685): y = W x + (alpha / rank) B A x on every projection of every layer.
 
-Sampler and trainer apply the adapter the same way, unmerged: a bfloat16 weight can not hold most of a small update, so a
-merged copy would sample from another policy than the one that is trained. Invariant: `version` counts the updates;
+Sampler and trainer apply the adapter the same way, unmerged: a bfloat16 weight can not hold most of a small update, so
+a merged copy would sample from another policy than the one that is trained. Invariant: `version` counts the updates;
 a cast copy for sampling is tied to the version that it was made from.
 """
 
@@ -18,7 +18,12 @@ from torch import Tensor
 from posttrain.inference.architecture import Architecture
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_FUSED = {"qkv": ("q_proj", "k_proj", "v_proj"), "out": ("o_proj",), "gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
+_FUSED = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "out": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,8 @@ class LoRA:
 
 
 class LayerLora(NamedTuple):
-    """For each fused projection (A [parts * rank, in], B [out, parts * rank]) in the compute dtype, scale folded into B."""
+    """For each fused projection (A [parts * rank, in], B [out, parts * rank]) in the compute dtype, scale folded into
+    B."""
 
     qkv: tuple[Tensor, Tensor]
     out: tuple[Tensor, Tensor]
@@ -107,11 +113,15 @@ class LoraAdapter:
         mine = self.parameters()
         if set(state) != set(mine):
             odd = sorted(set(state) ^ set(mine))
-            raise ValueError(f"the adapter is for another model: {len(odd)} matrices do not match, the first is {odd[0]}")
+            raise ValueError(
+                f"the adapter is for another model: {len(odd)} matrices do not match, the first is {odd[0]}"
+            )
         with torch.no_grad():
             for name, tensor in state.items():
                 if tensor.shape != mine[name].shape:
-                    raise ValueError(f"{name} has shape {tuple(tensor.shape)}, this model and rank need {tuple(mine[name].shape)}")
+                    raise ValueError(
+                        f"{name} has shape {tuple(tensor.shape)}, this model and rank need {tuple(mine[name].shape)}"
+                    )
                 mine[name].copy_(tensor)
         self.invalidate()
 

@@ -1,9 +1,10 @@
 """The one model code that the engine samples with and the trainer differentiates.
 
-Tokens lie flat, [N] over all sequences, so that every product but attention runs without padding. Attention is a callable
-that the caller brings: the engine's reads a cache, the trainer's a tree of prompt and attempts. The residual stream,
-norms, rotary positions, attention and the head are computed in float32; the projections in the compute dtype (bfloat16 or
-float32). That is what keeps sampler and trainer together (invariant 2): only the projections round, and both use the same.
+Tokens lie flat, [N] over all sequences, so that every product but attention runs without padding. Attention is a
+callable that the caller brings: the engine's reads a cache, the trainer's a tree of prompt and attempts. The residual
+stream, norms, rotary positions, attention and the head are computed in float32; the projections in the compute dtype
+(bfloat16 or float32). That is what keeps sampler and trainer together (invariant 2): only the projections round, and
+both use the same.
 
 Shapes: n tokens, d hidden, h query heads, k key-value heads, e head dimension, v vocabulary.
 """
@@ -39,7 +40,9 @@ class Layer:
 class Transformer:
     """A decoder whose weights are plain tensors: frozen under LoRA, trainable when they require gradients."""
 
-    def __init__(self, architecture: Architecture, state: Mapping[str, Tensor], *, dtype: torch.dtype, device: str = "cpu"):
+    def __init__(
+        self, architecture: Architecture, state: Mapping[str, Tensor], *, dtype: torch.dtype, device: str = "cpu"
+    ):
         """state: Hugging Face names -> tensors. Raises ValueError naming a missing or misshapen tensor."""
         self.architecture = a = architecture
         self.dtype = dtype
@@ -50,7 +53,9 @@ class Transformer:
             if tensor is None:
                 raise ValueError(f"the weights lack {name}: the folder is incomplete; import the model again")
             if tuple(tensor.shape) != shape:
-                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, config.json says {shape}: import the model again")
+                raise ValueError(
+                    f"{name} has shape {tuple(tensor.shape)}, config.json says {shape}: import the model again"
+                )
             return tensor.to(device=self.device, dtype=to)
 
         def fuse(*parts: tuple[str, int], columns: int) -> Tensor:
@@ -68,13 +73,17 @@ class Transformer:
                 Layer(
                     norm_attention_d=take(f"model.layers.{i}.input_layernorm.weight", d),
                     norm_mlp_d=take(f"model.layers.{i}.post_attention_layernorm.weight", d),
-                    qkv=fuse((f"{at}.q_proj.weight", q), (f"{at}.k_proj.weight", k), (f"{at}.v_proj.weight", v), columns=d),
+                    qkv=fuse(
+                        (f"{at}.q_proj.weight", q), (f"{at}.k_proj.weight", k), (f"{at}.v_proj.weight", v), columns=d
+                    ),
                     out=fuse((f"{at}.o_proj.weight", d), columns=q),
                     gate_up=fuse((f"{mlp}.gate_proj.weight", m), (f"{mlp}.up_proj.weight", m), columns=d),
                     down=fuse((f"{mlp}.down_proj.weight", d), columns=m),
                 )
             )
-        inverse = a.rope_theta ** (-torch.arange(0, a.head_dim, 2, device=self.device, dtype=torch.float32) / a.head_dim)
+        inverse = a.rope_theta ** (
+            -torch.arange(0, a.head_dim, 2, device=self.device, dtype=torch.float32) / a.head_dim
+        )
         self._rope_e2 = inverse
 
     def parameters(self) -> dict[str, Tensor]:
@@ -110,7 +119,9 @@ class Transformer:
             }
         return {name: tensor.detach().float().cpu().clone() for name, tensor in out.items()}
 
-    def forward(self, ids_n: Tensor, positions_n: Tensor, attend: Attend, lora: list[LayerLora] | None = None) -> Tensor:
+    def forward(
+        self, ids_n: Tensor, positions_n: Tensor, attend: Attend, lora: list[LayerLora] | None = None
+    ) -> Tensor:
         """Hidden states after the last norm, [N, d] float32. lora: one entry a layer, None for the base model."""
         a = self.architecture
         cos_n1e, sin_n1e = self._rotations(positions_n)

@@ -86,6 +86,15 @@ class Renderer:
         """
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def encode_untrusted(self, text: str) -> list[int]:
+        """Token ids of a text from a tool, a program or a page: the spelling of a special token in it stays plain text, so
+        that what an environment prints can not end a turn or open another role."""
+        self._tokenizer.encode_special_tokens = True
+        try:
+            return self.encode(text)
+        finally:
+            self._tokenizer.encode_special_tokens = False
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of token ids; bytes that are not (yet) UTF-8 become U+FFFD."""
         return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
@@ -136,14 +145,9 @@ class Renderer:
             )
         except PromptError:
             raise
-        except (
-            TemplateError,
-            TypeError,
-            ValueError,
-            KeyError,
-            OverflowError,
-        ) as error:  # templates raise what their expressions raise
-            raise PromptError(f"{self.name}: the chat template refuses these messages ({str(error)[:120]})") from None
+        except Exception as error:  # noqa: BLE001, boundary: a template is foreign code, its expressions raise anything
+            reason = " ".join(str(error).split())[:120]
+            raise PromptError(f"{self.name}: the chat template refuses these messages ({reason})") from None
 
     def stop_matcher(self, stop: Sequence[str]) -> StopMatcher:
         """The matcher for these stop strings; made once for each set of strings and shared by all rows."""

@@ -1,8 +1,8 @@
 """Drawing one token for each row, exactly and reproducibly.
 
-Each attempt brings its own seed, and the uniform number behind its t-th token depends on (seed, t) alone: not on which other
-attempts share the batch. The draw is by inverse distribution function (a search in the running sum of the probabilities), which
-is exact and cheap where `torch.multinomial` over 49k entries takes a quarter of all generation.
+Each attempt brings its own seed, and the uniform number behind its t-th token depends on (seed, t) alone: not on which
+other attempts share the batch. The draw is by inverse distribution function (a search in the running sum of the
+probabilities), which is exact and cheap where `torch.multinomial` over 49k entries takes a quarter of all generation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One continuation. logprobs: natural log, of the distribution that was sampled (at temperature 0: of temperature 1)."""
+    """One continuation. logprobs: natural log, of the distribution that was sampled (at temperature 0: of temperature
+    1)."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -71,7 +72,8 @@ def uniforms(seed: int, start: int, count: int) -> np.ndarray[tuple[int], np.dty
 
 
 def draw(logits_bv: Tensor, uniform_b: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """(token [B], its log-probability [B]). uniform_b: [B] in [0, 1); ignored at temperature 0, which takes the largest logit."""
+    """(token [B], its log-probability [B]). uniform_b: [B] in [0, 1); ignored at temperature 0, which takes the
+    largest logit."""
     if temperature == 0.0:
         token_b = logits_bv.argmax(-1)
         return token_b, logits_bv.log_softmax(-1).gather(1, token_b[:, None])[:, 0]

@@ -11,7 +11,8 @@ PER_DOMAIN = 3
 
 
 def pick_episodes(store: TrajectoryStore, per_domain: int = PER_DOMAIN) -> list[dict[str, Any]]:
-    """Episodes as JSON, before and after side by side: in each domain those that changed for the better, then for the worse, then others."""
+    """Episodes as JSON, before and after side by side: in each domain those that changed for the better, then for the
+    worse, then others."""
     before = {g.task.id: g for g in store.read("eval_before", 0) or []}
     after = {g.task.id: g for g in store.read("eval_after", 0) or []}
     by_domain: dict[str, list[tuple[float, str]]] = {}
@@ -22,7 +23,9 @@ def pick_episodes(store: TrajectoryStore, per_domain: int = PER_DOMAIN) -> list[
     for domain in sorted(by_domain):
         # one that improved, one that got worse (if any), then the next that improved: a fair picture in three
         ranked = sorted(by_domain[domain], key=lambda pair: (-pair[0], pair[1]))
-        chosen = list(dict.fromkeys([ranked[0][1], ranked[-1][1], *(task_id for _, task_id in ranked[1:])]))[:per_domain]
+        chosen = list(dict.fromkeys([ranked[0][1], ranked[-1][1], *(task_id for _, task_id in ranked[1:])]))[
+            :per_domain
+        ]
         for task_id in chosen:
             out += [_episode(before[task_id], "before"), _episode(after[task_id], "after")]
     return out

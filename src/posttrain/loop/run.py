@@ -1,8 +1,8 @@
-"""One run: model, evaluate, diagnose, warm up, reinforce, evaluate again, gate, export, report.
+"""One run: model, evaluate, diagnose, warm up, reinforce, evaluate again, gate, export.
 
-Each stage leaves a durable marker in the run folder with what later stages need; starting the same run again skips what is
-marked and goes on where it stopped. Ctrl-C (or SIGTERM) finishes the step, saves, and raises `Interrupted`; a second one stops
-at once, which loses nothing but the step.
+Each stage leaves a durable marker in the run folder with what later stages need; starting the same run again skips
+what is marked and goes on where it stopped. Ctrl-C (or SIGTERM) finishes the step, saves, and raises `Interrupted`; a
+second one stops at once, which loses nothing but the step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import posttrain.dashboard.report as report
 from posttrain.config import LoadedRecipe
 from posttrain.config.fingerprint import WITHOUT_EFFECT
 from posttrain.delivery.export import check_round_trip, export_adapter, export_merged
@@ -38,16 +37,19 @@ from posttrain.sandbox.probe import working_bwrap
 from posttrain.storage import CheckpointStore, RunFolder, TrajectoryStore, require_free
 from posttrain.tasks import Domain
 
-RUN_DISK_BYTES = 2 * 2**30  # checkpoints, trajectories, an adapter and a merged float32 model of this size
+CHECKPOINTS_ON_DISK = 3  # two are kept, and the next is written before the oldest goes
+OTHER_DISK_BYTES = 32 * 2**20  # trajectories, metrics and the report of a run of some hundred steps
 CODE_ENVIRONMENTS = ("shell", "write_run_debug")
 
 
-def run_recipe(loaded: LoadedRecipe, folder: Path | None = None, reporter: Reporter | None = None, *, command: str = "") -> Summary:
+def run_recipe(
+    loaded: LoadedRecipe, folder: Path | None = None, reporter: Reporter | None = None, *, command: str = ""
+) -> Summary:
     """Runs (or goes on with) a recipe and returns its summary.
 
-    folder: where everything is written; default the recipe's `run.folder`, else runs/NAME. Raises ValueError-family errors for
-    what the user got wrong (before work starts where that can be known), `SandboxError` where untrusted code can not be isolated,
-    `Interrupted` where the user stopped it.
+    folder: where everything is written; default the recipe's `run.folder`, else runs/NAME. Raises ValueError-family
+    errors for what the user got wrong (before work starts where that can be known), `SandboxError` where untrusted
+    code can not be isolated, `Interrupted` where the user stopped it.
     """
     recipe = loaded.recipe
     path = folder or Path(recipe.run.folder or f"runs/{recipe.run.name}")
@@ -57,13 +59,16 @@ def run_recipe(loaded: LoadedRecipe, folder: Path | None = None, reporter: Repor
     written = "\n".join(Path(s).read_text() for s in loaded.sources)
     reporter = reporter or SilentReporter()
     with RunFolder.open(path, fingerprint, written) as run:
-        require_free(path, RUN_DISK_BYTES, "the run")
         return asyncio.run(_run(loaded, run, domains, reporter, command))
 
 
-async def _run(loaded: LoadedRecipe, run: RunFolder, domains: dict[str, Domain], reporter: Reporter, command: str) -> Summary:
+async def _run(
+    loaded: LoadedRecipe, run: RunFolder, domains: dict[str, Domain], reporter: Reporter, command: str
+) -> Summary:
     recipe = loaded.recipe
     policy = _load(loaded, run, reporter)
+    if not run.done("export"):
+        require_free(run.path, disk_bytes(policy), "the run")
     rollout = Rollout(
         policy, group_size=recipe.rl.group_size, temperature=recipe.rl.temperature, sandbox=sandbox_spec(recipe),
         sandboxes_parallel=recipe.sandbox.parallel,
@@ -93,8 +98,6 @@ async def _stages(session: Session, command: str) -> Summary:
     session.save_json("episodes.json", pick_episodes(session.trajectories))
     summary = make_summary(session, comparison, decision, command)
     session.save_json("summary.json", summary.values)
-    report.render(session.run.path)
-    session.run.stage_done("report", {"report": str(session.run.report)})
     session.save_clock()
     return summary
 
@@ -114,11 +117,21 @@ def _load(loaded: LoadedRecipe, run: RunFolder, reporter: Reporter) -> Policy:
         progress=lambda text, share: reporter.advance(share, 1.0, text),
     )
     if marked and marked["checksum"] != policy.base_model:
-        raise ValueError(f"{run.path} was begun with another version of {recipe.model.source}: choose another run folder")
+        raise ValueError(
+            f"{run.path} was begun with another version of {recipe.model.source}: choose another run folder"
+        )
     if not marked:
         dtype = str(policy.model.dtype).removeprefix("torch.")
         run.stage_done("model", {"dtype": dtype, "checksum": policy.base_model})
     return policy
+
+
+def disk_bytes(policy: Policy) -> int:
+    """What a run writes at most: checkpoints (parameters and two moments), the adapter, the merged float32 model, the
+    rest."""
+    adapter = sum(p.nbytes for p in policy.adapter.parameters().values()) if policy.adapter is not None else 0
+    merged = 4 * policy.folder.parameter_count if policy.folder is not None else 0
+    return (3 * CHECKPOINTS_ON_DISK + 1) * adapter + merged + OTHER_DISK_BYTES
 
 
 async def _evaluate(session: Session, name: str, title: str) -> EvalResult:
@@ -151,13 +164,18 @@ async def _diagnose(session: Session) -> Diagnosis:
         return Diagnosis.from_json(marked)
     settings = session.recipe.diagnosis
     names = session.recipe.mixture.domains
-    session.reporter.stage("Diagnose", f"{settings.tasks_per_domain} tasks x {settings.samples_per_task} attempts in each of {len(names)} domains")
+    session.reporter.stage(
+        "Diagnose",
+        f"{settings.tasks_per_domain} tasks x {settings.samples_per_task} attempts in each of {len(names)} domains",
+    )
     session.policy.engine.forget()
     groups: list[Group] = []
     with session.phases("diagnose"):
         for done, name in enumerate(names):
             tasks = session.domains[name].draw(settings.tasks_per_domain, Split.TRAIN, session.seed("diagnosis"))
-            groups += await session.rollout.collect(tasks, group_size=settings.samples_per_task, seed=session.seed("diagnosis", name))
+            groups += await session.rollout.collect(
+                tasks, group_size=settings.samples_per_task, seed=session.seed("diagnosis", name)
+            )
             session.reporter.advance(done + 1, len(names), name)
     InvalidBudget(session.recipe.rl.max_invalid_share).add(r for g in groups for r in g.rewards)
     session.trajectories.write("diagnosis", 0, groups)
@@ -165,7 +183,9 @@ async def _diagnose(session: Session) -> Diagnosis:
     result = diagnose(groups, names, limits)
     session.save_json("diagnosis.json", result.to_json())
     for row in result.format_table():
-        session.reporter.message("  ".join(cell.ljust(width) for cell, width in zip(row, (16, 26, 9, 11, 8, 12, 7, 0), strict=False)))
+        session.reporter.message(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, (16, 26, 9, 11, 8, 12, 7, 0), strict=False))
+        )
     session.run.stage_done("diagnosis", result.to_json())
     session.check_stop()
     return result
@@ -189,11 +209,15 @@ async def _warm_up(session: Session, diagnosis: Diagnosis) -> None:
 async def _reinforce(session: Session) -> None:
     state = load_checkpoint(session)
     if state is None:
-        raise ValueError(f"{session.run.path} has lost its checkpoints: remove the folder, or choose another, and run again")
+        raise ValueError(
+            f"{session.run.path} has lost its checkpoints: remove the folder, or choose another, and run again"
+        )
     if session.run.done("rl"):
         return
     settings = session.recipe.rl
-    session.reporter.stage("RL", f"{settings.steps} steps of {settings.groups_per_step} groups of {settings.group_size}")
+    session.reporter.stage(
+        "RL", f"{settings.steps} steps of {settings.groups_per_step} groups of {settings.group_size}"
+    )
     state = await reinforce(session, state)
     session.run.stage_done("rl", {"steps": state.step, "policy_version": session.policy.version})
     session.check_stop()
@@ -231,7 +255,10 @@ def _export(session: Session, decision: Decision) -> None:
 
 def _check_sandbox(domains: dict[str, Domain], loaded: LoadedRecipe) -> None:
     """Refuses to start where a domain runs code and nothing isolates it."""
-    if any(d.environment.kind in CODE_ENVIRONMENTS for d in domains.values()) and loaded.recipe.sandbox.driver == "bwrap":
+    if (
+        any(d.environment.kind in CODE_ENVIRONMENTS for d in domains.values())
+        and loaded.recipe.sandbox.driver == "bwrap"
+    ):
         working_bwrap()
 
 

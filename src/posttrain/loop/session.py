@@ -1,7 +1,8 @@
-"""What the stages of a run share: recipe, run folder, policy, rollout, domains, and how the run is followed and stopped.
+"""What the stages of a run share: recipe, run folder, policy, rollout, domains, and how the run is followed and
+stopped.
 
-Invariants: one process works in a run folder at a time; a stage that is marked is never run again; `stopping` is looked at between
-steps only, so that what is saved is always whole.
+Invariants: one process works in a run folder at a time; a stage that is marked is never run again; `stopping` is
+looked at between steps only, so that what is saved is always whole.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class Session:
 
     def save_clock(self) -> None:
         """Keeps the seconds so far, for `run_minutes` of a run that goes on later."""
-        (self.run.path / "clock.json").write_text(json.dumps({"elapsed_s": self.elapsed_s, "phases": self.phases.seconds}))
+        (self.run.path / "clock.json").write_text(
+            json.dumps({"elapsed_s": self.elapsed_s, "phases": self.phases.seconds})
+        )
 
     def seed(self, *parts: object) -> int:
         """A 32-bit seed for one purpose of this run: depends on the run's seed and the parts alone."""
@@ -76,7 +79,11 @@ class Session:
         """The tasks that are measured before and after: the same for the same recipe."""
         settings = self.recipe.evaluation
         names = [*self.recipe.mixture.domains, *self.recipe.mixture.retention]
-        return [t for name in names for t in self.domains[name].draw(settings.items_per_domain, Split(settings.split), self.seed("eval"))]
+        return [
+            t
+            for name in names
+            for t in self.domains[name].draw(settings.items_per_domain, Split(settings.split), self.seed("eval"))
+        ]
 
     def save_json(self, name: str, value: Any) -> None:
         write_atomic(self.run.path / name, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
@@ -109,7 +116,9 @@ def load_domains(loaded: LoadedRecipe) -> dict[str, Domain]:
     own = {section.name: section for section in loaded.recipe.domain}
     names = [*loaded.recipe.mixture.domains, *loaded.recipe.mixture.retention]
     if not loaded.recipe.mixture.domains:
-        raise DomainError("the recipe trains no domain: name at least one in [mixture] domains (see `posttrain domains list`)")
+        raise DomainError(
+            "the recipe trains no domain: name at least one in [mixture] domains (see `posttrain domains list`)"
+        )
     return {name: own_domain(own[name], loaded.base_folder) if name in own else get_domain(name) for name in names}
 
 
@@ -140,6 +149,7 @@ def check_prompts(policy: Policy, tasks: Sequence[Task]) -> None:
         need = len(ids) + task.environment.max_new_tokens
         if need > policy.max_context_tokens:
             raise ContextTooSmall(
-                f"domain {task.domain}: a prompt of {len(ids)} tokens and {task.environment.max_new_tokens} new ones need {need}, the context "
-                f"has {policy.max_context_tokens}: shorten the prompt, or raise model.max_context_tokens"
+                f"domain {task.domain}: a prompt of {len(ids)} tokens and {task.environment.max_new_tokens} new ones "
+                f"need {need}, the context has {policy.max_context_tokens}: shorten the prompt, or raise "
+                "model.max_context_tokens"
             )

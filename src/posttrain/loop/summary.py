@@ -1,12 +1,12 @@
 """What a run found out, in one file: `summary.json`.
 
-    run_minutes, peak_rss_gib, seed, model, recipe, command, confidence
-    training, retention   {before, after, n, interval}: macro held-out accuracy, 0 to 1; interval of the change
-    domains               the same for each domain, with its role and the intervals of both sides
-    decision              {verdict, reasons}
-    cost                  seconds by phase (`*_s`) and tokens (`*_tokens`)
-    goals                 what the quickstart promises; null for another recipe
-    versions              of what computed it
+run_minutes, peak_rss_gib, seed, model, recipe, command, confidence
+training, retention   {before, after, n, interval}: macro held-out accuracy, 0 to 1; interval of the change
+domains               the same for each domain, with its role and the intervals of both sides
+decision              {verdict, reasons}
+cost                  seconds by phase (`*_s`) and tokens (`*_tokens`)
+goals                 what the quickstart promises; null for another recipe
+versions              of what computed it
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ def make_summary(session: Session, comparison: Comparison, decision: Decision, c
         "run_minutes": session.elapsed_s / 60,
         "peak_rss_gib": (peak_rss_bytes() + peak_rss_of_children_bytes()) / 2**30,
         "seed": recipe.run.seed,
-        "model": {"source": recipe.model.source, "checksum": session.policy.base_model, "dtype": str(session.policy.model.dtype).removeprefix("torch.")},
+        "model": {
+            "source": recipe.model.source,
+            "checksum": session.policy.base_model,
+            "dtype": str(session.policy.model.dtype).removeprefix("torch."),
+        },
         "recipe": recipe.run.name,
         "command": command,
         "decision": decision.to_json(),

@@ -34,7 +34,8 @@ def domains_at_zero(session: Session, diagnosis: Diagnosis) -> list[str]:
 
 
 async def verified_demonstrations(session: Session, names: list[str]) -> list[Demonstration]:
-    """Demonstrations of train tasks that got full marks when they were played. Raises `NoDemonstrations` where none did."""
+    """Demonstrations of train tasks that got full marks when they were played. Raises `NoDemonstrations` where none
+    did."""
     out: list[Demonstration] = []
     for done, name in enumerate(names):
         domain = session.domains[name]
@@ -44,7 +45,8 @@ async def verified_demonstrations(session: Session, names: list[str]) -> list[De
         good = [_demonstration(g) for g in groups if _accepted(g)]
         if not good:
             raise NoDemonstrations(
-                f"domain {name} has no demonstration that its verifier accepts ({len(scripts)} tried): take it out of sft.domains, or mend them"
+                f"domain {name} has no demonstration that its verifier accepts ({len(scripts)} tried): "
+                "take it out of sft.domains, or mend them"
             )
         session.reporter.message(f"{name}: {len(good)} of {len(tasks)} demonstrations accepted by the verifier")
         session.reporter.advance(done + 1, len(names))
@@ -54,7 +56,9 @@ async def verified_demonstrations(session: Session, names: list[str]) -> list[De
 
 async def _play(session: Session, scripts: list[tuple[Task, tuple[str, ...]]]) -> list[Group]:
     policy = ScriptedPolicy(session.policy.renderer, scripts, max_context_tokens=session.policy.max_context_tokens)
-    async with Rollout(policy, group_size=1, sandbox=session.rollout.spec, sandboxes_parallel=session.rollout.parallel) as rollout:
+    async with Rollout(
+        policy, group_size=1, sandbox=session.rollout.spec, sandboxes_parallel=session.rollout.parallel
+    ) as rollout:
         return await rollout.collect([task for task, _ in scripts], seed=0)
 
 
@@ -66,7 +70,9 @@ def _accepted(group: Group) -> bool:
 def _demonstration(group: Group) -> Demonstration:
     trajectory = group.trajectories[0]
     ids = trajectory.token_ids.tolist()
-    segments = tuple((t.producer, tuple(ids[t.start : t.end])) for t in trajectory.turns if t.producer is not Producer.PROMPT)
+    segments = tuple(
+        (t.producer, tuple(ids[t.start : t.end])) for t in trajectory.turns if t.producer is not Producer.PROMPT
+    )
     return Demonstration(group.task.domain, group.task.split, tuple(ids[: trajectory.prompt_tokens]), segments)
 
 

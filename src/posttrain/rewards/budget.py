@@ -14,7 +14,7 @@ from posttrain.records import Invalid, Reward
 _REASONS = 1000
 
 
-class TooManyInvalid(RuntimeError):  # noqa: N818 (the name says it)
+class TooManyInvalid(RuntimeError):
     """The share of attempts without a verdict passed its limit; the message names the most frequent reason."""
 
 

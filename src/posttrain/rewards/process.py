@@ -31,7 +31,6 @@ from typing import Any, Self, cast
 
 import cloudpickle
 
-import posttrain
 from posttrain.records import Attempt, Invalid, Reward, Task
 from posttrain.rewards.resolve import resolve_verifier
 from posttrain.rewards.verdict import Verifier, decode, one_line
@@ -41,7 +40,7 @@ LOAD_S = 60.0  # starting Python, importing what a verifier needs
 MAX_REPLY_BYTES = 1 << 20
 
 
-class _Died(Exception):  # noqa: N818 (the name says it)
+class _Died(Exception):
     """The worker ended, or does not answer within its limit; the text is the reason that the user sees."""
 
 
@@ -140,7 +139,7 @@ class _Worker:
 
     def __init__(self, memory_bytes: int) -> None:
         self._sock, theirs = socket.socketpair()
-        package_root = str(Path(posttrain.__file__).parent.parent)
+        package_root = str(Path(__file__).parents[2])
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "posttrain.rewards.worker", str(theirs.fileno()), str(memory_bytes)],

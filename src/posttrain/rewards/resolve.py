@@ -15,7 +15,7 @@ from posttrain.rewards.checkers import BUILTIN
 from posttrain.rewards.verdict import Verifier, explain
 
 
-class UnknownVerifier(ValueError):  # noqa: N818 (the name says it)
+class UnknownVerifier(ValueError):
     """There is no such verifier; the message says what there is."""
 
 

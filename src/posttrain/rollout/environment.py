@@ -5,10 +5,11 @@
 | `single_turn` | nothing: the episode is over |
 | `tool` | the call is parsed and executed, its result goes into the context; the policy's next turn is the answer |
 | `shell` | the command runs in a sandbox; its output is the evidence |
-| `write_run_debug` | the tests run in a sandbox; a failing attempt gets the error log and another try, up to `max_attempts` |
+| `write_run_debug` | the tests run in a sandbox; a failing attempt gets the error log and another try, up to
+`max_attempts` |
 
-Invariant: what the policy did is evidence for the verifier; a fault of the machinery raises `SandboxError`, which the rollout
-turns into `Invalid`.
+Invariant: what the policy did is evidence for the verifier; a fault of the machinery raises `SandboxError`, which the
+rollout turns into `Invalid`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from posttrain.tools import execute, parse_call, tools_for
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """The environment's answer to a turn. append: text that goes into the context before the policy's next turn; None ends
-    the episode. evidence is merged into the trajectory's."""
+    """The environment's answer to a turn. append: text that goes into the context before the policy's next turn; None
+    ends the episode. evidence is merged into the trajectory's."""
 
     append: str | None = None
     evidence: dict[str, Any] = field(default_factory=dict)
@@ -80,7 +81,7 @@ class Shell:
         async with self.sandboxes.sandbox() as sandbox:
             for path, content in self.task.environment.settings["files"].items():
                 await sandbox.write(path, content.encode())
-            result = await sandbox.exec(text)
+            result = await sandbox.exec(shell.command_of(text), env=shell.ENVIRONMENT)
         evidence = {
             "exit": result.exit,
             "stdout": result.stdout,
@@ -125,4 +126,6 @@ def make_environment(task: Task, sandboxes: Callable[[], SandboxPool]) -> Enviro
         return Shell(task, sandboxes())
     if kind == "write_run_debug":
         return WriteRunDebug(task, sandboxes())
-    raise UnknownEnvironment(f"task {task.id} wants environment {kind!r}: there are single_turn, tool, shell, write_run_debug")
+    raise UnknownEnvironment(
+        f"task {task.id} wants environment {kind!r}: there are single_turn, tool, shell, write_run_debug"
+    )

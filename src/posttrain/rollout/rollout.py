@@ -1,10 +1,10 @@
 """Groups of episodes: tasks and a policy in, scored groups out.
 
-Episodes advance in waves: all open episodes sample their next turn in one batch, then their environments answer at the same
-time, then the next wave samples. Bounds: an episode has at most `environment.max_turns` turns, each wave one call of
-the sampler; sandboxes and verifiers bring their own limits.
-Invariants: every attempt ends exactly once, with a reward or with `Invalid`; a fault never becomes a zero. The seed of an
-attempt depends on (seed, task, attempt) only.
+Episodes advance in waves: all open episodes sample their next turn in one batch, then their environments answer at the
+same time, then the next wave samples. Bounds: an episode has at most `environment.max_turns` turns, each wave one call
+of the sampler; sandboxes and verifiers bring their own limits.
+Invariants: every attempt ends exactly once, with a reward or with `Invalid`; a fault never becomes a zero. The seed of
+an attempt depends on (seed, task, attempt) only.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class Rollout:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         if self._pool is not None:
             await self._pool.close()
             self._pool = None
@@ -106,15 +108,18 @@ class Rollout:
         temperature: float | None = None,
         seed: int | None = None,
     ) -> list[Group]:
-        """One group for each task, in order. seed: of this call; by default each call gets the next of the rollout's own.
+        """One group for each task, in order. seed: of this call; by default each call gets the next of the rollout's
+        own.
 
-        Raises `ContextOverflow` for a prompt that does not fit, and what the sampler raises; faults of single attempts are
-        `Invalid` in their group.
+        Raises `ContextOverflow` for a prompt that does not fit, and what the sampler raises; faults of single attempts
+        are `Invalid` in their group.
         """
         if seed is None:
             seed, self._calls = attempt_seed(self.seed, "collect", self._calls), self._calls + 1
         tasks = list(tasks)
-        size = group_size or self.group_size
+        size = self.group_size if group_size is None else group_size
+        if size < 1:
+            raise ValueError(f"group_size is {size}: give a whole number >= 1")
         seen: Counter[str] = Counter()
         episodes = []
         for i, task in enumerate(tasks):
@@ -169,7 +174,11 @@ class Rollout:
     async def _advance(self, episode: _Episode, sample: Sample, generate_s: float) -> None:
         trajectory = episode.trajectory
         trajectory.append(
-            Producer.POLICY, sample.token_ids, sample.text, logprobs=sample.logprobs, policy_version=sample.policy_version
+            Producer.POLICY,
+            sample.token_ids,
+            sample.text,
+            logprobs=sample.logprobs,
+            policy_version=sample.policy_version,
         )
         trajectory.stop_reason = sample.stop_reason
         trajectory.cost.generate_s += generate_s
@@ -180,14 +189,14 @@ class Rollout:
         try:
             text = before_stop(sample.text, episode.task.environment.stop)
             feedback = await episode.environment.step(text, sample.stop_reason is StopReason.LENGTH)
-        except SandboxError as error:
-            episode.fault, episode.open = f"sandbox: {error}", False
-        except Exception as error:  # the boundary of one episode: a bug in an environment must not take its siblings along
-            episode.fault, episode.open = f"environment raised {type(error).__name__}: {error}", False
-        else:
             trajectory.evidence.update(feedback.evidence)
             trajectory.tool_results.extend(feedback.tool_results)
             self._continue(episode, feedback.append)
+        except SandboxError as error:
+            episode.fault, episode.open = f"sandbox: {error}", False
+        # the boundary of one episode: a bug in an environment must not take its siblings along
+        except Exception as error:  # noqa: BLE001
+            episode.fault, episode.open = f"environment raised {type(error).__name__}: {error}", False
         if episode.fault is not None:
             trajectory.stop_reason = StopReason.FAULT
         trajectory.cost.environment_s += time.perf_counter() - started
@@ -198,7 +207,7 @@ class Rollout:
         if append is None or episode.turns >= environment.max_turns:
             episode.open = False
             return
-        ids = self.policy.renderer.encode(append)
+        ids = self.policy.renderer.encode_untrusted(append)
         used = len(episode.prompt) + len(episode.branch) + len(ids)
         if used + environment.max_new_tokens > self.policy.max_context_tokens:
             episode.trajectory.stop_reason = StopReason.LENGTH
@@ -211,7 +220,9 @@ class Rollout:
         started = time.perf_counter()
         sound = [e for e in episodes if e.fault is None]
         verdicts = iter(
-            await self._verifiers.score_many([(e.task.check or e.task.verifier, e.task, as_attempt(e.task, e.trajectory)) for e in sound])
+            await self._verifiers.score_many(
+                [(e.task.check or e.task.verifier, e.task, as_attempt(e.task, e.trajectory)) for e in sound]
+            )
         )
         rewards: list[Reward] = [Invalid(e.fault) if e.fault is not None else next(verdicts) for e in episodes]
         for episode in episodes:

@@ -15,14 +15,18 @@ from posttrain.records import StopReason, Task
 class ScriptedPolicy:
     """scripts: for each task the turns that every attempt at it says, in order; the last one is repeated if need be.
 
-    Each turn gets the environment's first stop string, unless it brings one. Log-probabilities are 0 (it is certain), the version 0.
+    Each turn gets the environment's first stop string, unless it brings one. Log-probabilities are 0 (it is certain),
+    the version 0.
     """
 
-    def __init__(self, renderer: Renderer, scripts: Sequence[tuple[Task, Sequence[str]]], *, max_context_tokens: int = 2048):
+    def __init__(
+        self, renderer: Renderer, scripts: Sequence[tuple[Task, Sequence[str]]], *, max_context_tokens: int = 2048
+    ):
         self.renderer = renderer
         self.max_context_tokens = max_context_tokens
         self._turns: Mapping[tuple[int, ...], tuple[str, ...]] = {
-            tuple(renderer.render(task)): tuple(_ended(turn, task.environment.stop) for turn in turns) for task, turns in scripts
+            tuple(renderer.render(task)): tuple(_ended(turn, task.environment.stop) for turn in turns)
+            for task, turns in scripts
         }
         self._said: dict[tuple[tuple[int, ...], int], int] = {}
 

@@ -40,11 +40,9 @@ class Channel:
     @classmethod
     async def start(cls, setup: dict[str, Any]) -> Channel:
         """Raises SandboxError with the holder's reason where it can not set the sandbox up."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            process = _start_holder(theirs)
+            process, ours = _start_holder()
         except OSError as error:
-            ours.close()
             raise SandboxError(f"could not start the sandbox holder: {error}") from error
         channel = cls(process, ours)
         try:
@@ -76,7 +74,11 @@ class Channel:
         self._serial += 1
         waiter = self._waiter = self._loop.create_future()
         with contextlib.ExitStack() as cleanup:
-            streams = _Streams(self._loop, stdin, output_bytes, self.kill)
+            try:
+                streams = _Streams(self._loop, stdin, output_bytes, self.kill)
+            except OSError as error:
+                self._waiter = None
+                raise SandboxError(f"could not open the pipes of a program: {error}") from error
             cleanup.callback(streams.close)
             try:
                 message = json.dumps({**request, "op": "exec", "n": self._serial}).encode()
@@ -165,10 +167,12 @@ class Channel:
             self._loop.remove_reader(self._sock)
 
 
-def _start_holder(theirs: socket.socket) -> subprocess.Popen[bytes]:
+def _start_holder() -> tuple[subprocess.Popen[bytes], socket.socket]:
     script = str(Path(__file__).with_name("holder.py"))
-    with theirs:
-        return subprocess.Popen(
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs, contextlib.ExitStack() as undo:
+        undo.callback(ours.close)
+        process = subprocess.Popen(
             [sys.executable, "-I", "-S", script, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -177,6 +181,8 @@ def _start_holder(theirs: socket.socket) -> subprocess.Popen[bytes]:
             env={"LANG": "C.UTF-8"},
             cwd="/",
         )
+        undo.pop_all()
+        return process, ours
 
 
 class _Streams:

@@ -7,7 +7,7 @@ class SandboxError(RuntimeError):
     """The sandbox itself failed (could not start, its holder died, a wait ran out): the reward is `Invalid`."""
 
 
-class SandboxUnavailable(SandboxError):  # noqa: N818 (the name says it)
+class SandboxUnavailable(SandboxError):
     """This machine can not isolate untrusted programs in the way that was asked for; the message says why and the
     mend."""
 

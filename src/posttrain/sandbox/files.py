@@ -62,6 +62,40 @@ def write_file(folder_fd: int, names: tuple[str, ...], data: bytes, mode: int, o
                 left = left[file.write(left) :]
 
 
+def empty_folder(folder_fd: int, most: int = 1000, deepest: int = 32) -> bool:
+    """Removes everything in a folder, and what marks the folder itself. No program may run meanwhile.
+
+    False where that does not work or would take long: more than `most` entries, or a tree deeper than `deepest`.
+    """
+    try:
+        _remove_all(folder_fd, [most], deepest)
+        os.fchmod(folder_fd, 0o700)
+        for name in os.listxattr(folder_fd):
+            os.removexattr(folder_fd, name)
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+def _remove_all(folder_fd: int, left: list[int], deeper: int) -> None:
+    with os.scandir(folder_fd) as entries:
+        found = [(e.name, e.is_dir(follow_symlinks=False)) for e, _ in zip(entries, range(left[0] + 1), strict=False)]
+    left[0] -= len(found)
+    if left[0] < 0 or deeper == 0:
+        raise OverflowError
+    for name, is_folder in found:
+        if not is_folder:
+            os.unlink(name, dir_fd=folder_fd)
+            continue
+        os.chmod(name, 0o700, dir_fd=folder_fd)  # its owner may have locked itself out
+        below = os.open(name, _FOLDER, dir_fd=folder_fd)
+        try:
+            _remove_all(below, left, deeper - 1)
+        finally:
+            os.close(below)
+        os.rmdir(name, dir_fd=folder_fd)
+
+
 @contextlib.contextmanager
 def _parent(folder_fd: int, names: tuple[str, ...], *, create: bool, owner: int | None) -> Iterator[int]:
     if not names:

@@ -23,7 +23,7 @@ from typing import Any
 from posttrain.sandbox import layout, probe
 from posttrain.sandbox.channel import Channel
 from posttrain.sandbox.errors import SandboxError
-from posttrain.sandbox.files import read_file, split_path, write_file
+from posttrain.sandbox.files import empty_folder, read_file, split_path, write_file
 from posttrain.sandbox.spec import ExecResult, SandboxSpec, Usage, check_env, check_timeout
 
 MAX_ARGV_BYTES = 100_000  # as JSON: what one message to the holder takes; a longer program belongs in a file
@@ -106,21 +106,31 @@ class Sandbox:
         await asyncio.to_thread(Path(target).write_bytes, await self.read(path))
 
     async def reset(self) -> None:
-        """Kills everything and empties /work and /tmp: afterwards nothing tells that the sandbox was used before."""
+        """Kills what runs and empties /work and /tmp; mends a sandbox whose holder died."""
         self._check()
-        old = self._channel
-        async with self._lock if old.broken is None else contextlib.nullcontext():
-            self._channel = await Channel.start(self._setup)
-            await old.close()
+        self._channel.kill()
+        async with self._lock:
+            if not self._emptied():
+                await self._channel.close()
+                self._channel = await Channel.start(self._setup)
 
     async def release(self) -> None:
-        """Gives the place back; its files are gone. Idempotent."""
-        if not self._released:
-            self._released = True
-            try:
-                await self._channel.close()
-            finally:
-                self._pool._released(self)
+        """Gives the place back: kills what still runs, and its files are gone. Idempotent."""
+        if self._released:
+            return
+        self._released = True
+        keep = False
+        try:
+            self._channel.kill()
+            async with self._lock:
+                keep = self._pool._open and self._emptied()
+                if not keep:
+                    await self._channel.close()
+        finally:
+            self._pool._take_back(self, self._channel if keep else None)
+
+    def _emptied(self) -> bool:
+        return self._channel.broken is None and all(empty_folder(fd) for fd in self._channel.fds)
 
     def _check(self) -> None:
         if self._released:
@@ -139,7 +149,8 @@ class SandboxPool:
             raise ValueError('sandbox driver "process" does not isolate: set allow_unsafe, for development only')
         self._free = asyncio.Semaphore(parallel)
         self._alive: set[Sandbox] = set()
-        self._closed = False
+        self._idle: list[tuple[dict[str, Any], Channel]] = []  # empty, ready for the next `acquire`
+        self._open = True
 
     async def acquire(self) -> Sandbox:
         """An empty sandbox; waits for one of `parallel` to be free, at most `ACQUIRE_S`."""
@@ -153,13 +164,12 @@ class SandboxPool:
             ) from error
         try:
             self._check_open()
-            setup = self._setup()
-            sandbox = Sandbox(self, setup, await Channel.start(setup))
+            sandbox = Sandbox(self, *await self._place())
         except BaseException:
             self._free.release()
             raise
         self._alive.add(sandbox)
-        if self._closed:  # meanwhile
+        if not self._open:  # closed meanwhile
             await sandbox.release()
         self._check_open()
         return sandbox
@@ -175,9 +185,11 @@ class SandboxPool:
 
     async def close(self) -> None:
         """Releases every sandbox. Idempotent."""
-        self._closed = True
+        self._open = False
         for sandbox in list(self._alive):
             await sandbox.release()
+        while self._idle:
+            await self._idle.pop()[1].close()
 
     async def __aenter__(self) -> SandboxPool:
         return self
@@ -186,8 +198,17 @@ class SandboxPool:
         await self.close()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if not self._open:
             raise SandboxError("this sandbox pool is closed")
+
+    async def _place(self) -> tuple[dict[str, Any], Channel]:
+        while self._idle:
+            setup, channel = self._idle.pop()
+            if channel.broken is None:
+                return setup, channel
+            await channel.close()
+        setup = self._setup()
+        return setup, await Channel.start(setup)
 
     def _setup(self) -> dict[str, Any]:
         if self.spec.driver == "process":
@@ -195,7 +216,9 @@ class SandboxPool:
             return {"driver": "process"}
         return layout.bwrap_setup(self.spec, probe.working_bwrap())
 
-    def _released(self, sandbox: Sandbox) -> None:
+    def _take_back(self, sandbox: Sandbox, channel: Channel | None) -> None:
+        if channel is not None:
+            self._idle.append((sandbox._setup, channel))
         self._alive.discard(sandbox)
         self._free.release()
 

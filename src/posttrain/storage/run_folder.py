@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from posttrain.storage.atomic import TEMPORARY_SUFFIX, flush, sweep, write_atomic
 
-STAGES = ("model", "eval_before", "diagnosis", "sft", "rl", "eval_after", "gate", "export", "report")
+STAGES = ("model", "eval_before", "diagnosis", "sft", "rl", "eval_after", "gate", "export")
 
 _FORMAT_VERSION = 1
 _SHOWN_DIFFERENCES = 3

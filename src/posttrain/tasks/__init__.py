@@ -6,4 +6,15 @@ from posttrain.tasks.domain import Domain, Verifier
 from posttrain.tasks.errors import DomainError
 from posttrain.tasks.items import Item
 
-__all__ = ["RETENTION", "TRAINING", "BaseRate", "Card", "Domain", "DomainError", "Item", "Verifier", "get_domain", "list_domains"]
+__all__ = [
+    "RETENTION",
+    "TRAINING",
+    "BaseRate",
+    "Card",
+    "Domain",
+    "DomainError",
+    "Item",
+    "Verifier",
+    "get_domain",
+    "list_domains",
+]

@@ -11,8 +11,9 @@ from typing import Any
 class BaseRate:
     """How often an untrained model passes, measured with the domain's own prompt.
 
-    greedy: share of n items right at temperature 0. pass_at_1: mean over items and samples at temperature 1. pass_at_k: share of the items
-    that at least one of k samples solves. prompt_tokens, answer_tokens: means (all policy turns of an attempt together).
+    greedy: share of n items right at temperature 0. pass_at_1: mean over items and samples at temperature 1.
+    pass_at_k: share of the items that at least one of k samples solves. prompt_tokens, answer_tokens: means (all
+    policy turns of an attempt together).
     """
 
     model: str

@@ -1,7 +1,7 @@
 """Turns what a user gives (an `Item`, a row of columns, a ready `Task`) into a task with its split.
 
-Invariant: the split of an item depends on its question alone (compared without case and runs of blanks), never on its answer,
-the wording around it, its place in the file or the seed that drew it.
+Invariant: the split of an item depends on its question alone (compared without case and runs of blanks), never on its
+answer, the wording around it, its place in the file or the seed that drew it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ DEMONSTRATION = "demonstration"  # key of `EnvironmentSpec.settings`: the policy
 class Item:
     """One problem of a generator.
 
-    question: what makes the item what it is; splits and duplicates go by it, so leave the surface form out of it. prompt: the text the policy
-    sees (the question itself where None). demonstration: the policy's turns of a right solution, without stop strings.
-    settings: added to the environment's. difficulty: 0 to 1.
+    question: what makes the item what it is; splits and duplicates go by it, so leave the surface form out of it.
+    prompt: the text the policy sees (the question itself where None). demonstration: the policy's turns of a right
+    solution, without stop strings. settings: added to the environment's. difficulty: 0 to 1.
     """
 
     question: str
@@ -55,6 +55,7 @@ class TaskMaker:
 
     domain: str
     verifier: str
+    check: Callable[..., Any] | None
     prompt: str | None
     answer: str | Sequence[str] | None
     environment: EnvironmentSpec
@@ -65,7 +66,8 @@ class TaskMaker:
     provenance: Provenance
 
     def make(self, given: Any, where: str, seed: int | None = None, *, keep_split: bool = False) -> Made:
-        """keep_split: whether a ready `Task` keeps its split (a list of tasks) or falls by its content (a generator)."""
+        """keep_split: whether a ready `Task` keeps its split (a list of tasks) or falls by its content (a
+        generator)."""
         if isinstance(given, Task):
             return self._from_task(given, where, keep_split=keep_split)
         item = given if isinstance(given, Item) else self._from_row(given, where)
@@ -76,10 +78,17 @@ class TaskMaker:
             settings[DEMONSTRATION] = list(item.demonstration)
         content: tuple[Message, ...] = (user(item.question if item.prompt is None else item.prompt),)
         task = Task(
-            domain=self.domain, split=self.split_of(item.question), prompt=content, verifier=self.verifier, answer=item.answer,
-            render=self.render, environment=replace(self.environment, settings=settings) if settings else self.environment,
-            difficulty=item.difficulty, provenance=replace(self.provenance, seed=seed),
-        )  # fmt: skip
+            domain=self.domain,
+            split=self.split_of(item.question),
+            prompt=content,
+            verifier=self.verifier,
+            answer=item.answer,
+            render=self.render,
+            environment=replace(self.environment, settings=settings) if settings else self.environment,
+            difficulty=item.difficulty,
+            provenance=replace(self.provenance, seed=seed),
+            check=self.check,
+        )
         return Made(item.question, _checked(task, where))
 
     def split_of(self, question: str) -> Split:
@@ -87,16 +96,20 @@ class TaskMaker:
 
     def _from_task(self, task: Task, where: str, *, keep_split: bool) -> Made:
         if task.domain != self.domain:
-            raise DomainError(f"{where}: a task of domain {task.domain!r} in {self.domain!r}: give it domain={self.domain!r}")
+            raise DomainError(
+                f"{where}: a task of domain {task.domain!r} in {self.domain!r}: give it domain={self.domain!r}"
+            )
         question = "\n".join(m.content for m in task.prompt)
         if missing(question):
             raise DomainError(f"{where}: the prompt is empty")
         split = task.split if keep_split else self.split_of(question)
-        return Made(question, _checked(replace(task, split=split, verifier=self.verifier), where))
+        return Made(question, _checked(replace(task, split=split, verifier=self.verifier, check=self.check), where))
 
     def _from_row(self, row: Any, where: str) -> Item:
         if not isinstance(row, Mapping):
-            raise DomainError(f"{where}: a {type(row).__name__}; a task is a row of columns (a dict), an Item or a Task")
+            raise DomainError(
+                f"{where}: a {type(row).__name__}; a task is a row of columns (a dict), an Item or a Task"
+            )
         form = self.prompt or self._default_prompt(row, where)
         names = columns_of(form)
         for name in names:
@@ -106,14 +119,21 @@ class TaskMaker:
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise DomainError(f"{where}: the prompt {form!r} does not fit the row ({error})") from error
         # One column is the question; several are kept apart, so that ("1", "23") and ("12", "3") differ.
-        question = str(row[names[0]]) if len(names) == 1 else json.dumps([str(row[name]) for name in names], ensure_ascii=False)
+        question = (
+            str(row[names[0]])
+            if len(names) == 1
+            else json.dumps([str(row[name]) for name in names], ensure_ascii=False)
+        )
         return Item(question, self._answer(row, where), text, self._demonstration(row, where))
 
     def _default_prompt(self, row: Mapping[str, Any], where: str) -> str:
         for name in ("prompt", "question"):
             if name in row:
                 return f"{{{name}}}"
-        raise DomainError(f"{where}: no column 'prompt' or 'question': give prompt='... {{column}} ...' with one of {', '.join(map(str, row))}")
+        raise DomainError(
+            f"{where}: no column 'prompt' or 'question': "
+            f"give prompt='... {{column}} ...' with one of {', '.join(map(str, row))}"
+        )
 
     def _cell(self, row: Mapping[str, Any], name: str, where: str, use: str) -> Any:
         if name not in row:
@@ -146,7 +166,8 @@ def turns_of(value: Any, where: str) -> tuple[str, ...]:
 
 
 def columns_of(form: str) -> list[str]:
-    """Names of the columns that a format string uses, in order, once each. Raises `DomainError` for a bad format string."""
+    """Names of the columns that a format string uses, in order, once each. Raises `DomainError` for a bad format
+    string."""
     names: list[str] = []
     try:
         for _, name, spec, _ in string.Formatter().parse(form):
@@ -154,7 +175,9 @@ def columns_of(form: str) -> list[str]:
     except ValueError as error:
         raise DomainError(f"prompt {form!r}: {error}; write {{{{ and }}}} for braces that are text") from error
     if any(not name or name.isdigit() for name in names):
-        raise DomainError(f"prompt {form!r}: name the columns, as in {{question}}; write {{{{ and }}}} for braces that are text")
+        raise DomainError(
+            f"prompt {form!r}: name the columns, as in {{question}}; write {{{{ and }}}} for braces that are text"
+        )
     return list(dict.fromkeys(names))
 
 
@@ -169,7 +192,9 @@ def distinct(made: Iterable[tuple[str, Made]]) -> list[Made]:
             continue
         earlier, task = first[one.question]
         if task.split is not one.task.split:
-            raise DomainError(f"{where}: the same question as {earlier}, in {one.task.split} and in {task.split}: keep one side")
+            raise DomainError(
+                f"{where}: the same question as {earlier}, in {one.task.split} and in {task.split}: keep one side"
+            )
         if task.answer != one.task.answer:
             raise DomainError(f"{where}: the same question as {earlier} with another answer: keep the right one")
     return kept

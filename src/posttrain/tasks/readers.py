@@ -1,6 +1,7 @@
 """Reads the rows of a JSONL, CSV or Parquet file, each with its number, so that an error can say where.
 
-Bounds: the file is held in memory as a whole; one above `MAX_FILE_BYTES` is refused. pyarrow is imported only for Parquet.
+Bounds: the file is held in memory as a whole; one above `MAX_FILE_BYTES` is refused. pyarrow is imported only for
+Parquet.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def read_rows(path: Path) -> list[Row]:
     """
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        raise DomainError(f"{path}: tasks are read from {', '.join(READERS)}; this is {path.suffix or 'a name without an ending'!r}")
+        raise DomainError(
+            f"{path}: tasks are read from {', '.join(READERS)}; this is {path.suffix or 'a name without an ending'!r}"
+        )
     try:
         size_bytes = path.stat().st_size
         if not path.is_file():
@@ -65,26 +68,33 @@ def _read_jsonl(path: Path) -> list[Row]:
         except (ValueError, RecursionError) as error:
             raise DomainError(f"{path} line {number}: not a JSON object ({str(error)[:80]})") from error
         if not isinstance(value, dict):
-            raise DomainError(f"{path} line {number}: a {type(value).__name__}; each line is one JSON object such as {{\"question\": ...}}")
+            raise DomainError(
+                f'{path} line {number}: a {type(value).__name__}; each line is an object such as {{"question": ...}}'
+            )
         rows.append((number, value))
     return rows
 
 
 def _read_csv(path: Path) -> list[Row]:
-    reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
+    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    header: list[str] = []
     rows: list[Row] = []
+    start = 1  # line where the row begins: a quoted value may hold line ends
     try:
-        header = reader.fieldnames or []
-        if len(set(header)) < len(header):
-            raise DomainError(f"{path}: a column name stands twice in the header: {', '.join(header)}")
-        for columns in reader:
-            if None in columns or None in columns.values():
-                raise DomainError(
-                    f"{path} line {reader.line_num}: not {len(header)} columns as in the header; quote values that hold a comma"
-                )
-            rows.append((reader.line_num, dict(columns)))
+        for cells in reader:
+            if cells and not header:
+                header = cells
+                if len(set(header)) < len(header):
+                    raise DomainError(f"{path}: a column name stands twice in the header: {', '.join(header)}")
+            elif cells:
+                if len(cells) != len(header):
+                    raise DomainError(
+                        f"{path} line {start}: not {len(header)} columns as in the header; quote values with a comma"
+                    )
+                rows.append((start, dict(zip(header, cells, strict=True))))
+            start = reader.line_num + 1
     except csv.Error as error:
-        raise DomainError(f"{path} line {reader.line_num}: {error}") from error
+        raise DomainError(f"{path} line {start}: {error}") from error
     return rows
 
 
@@ -95,7 +105,9 @@ def _read_parquet(path: Path) -> list[Row]:
     try:
         table = pq.read_table(path)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise DomainError(f"{path}: not a Parquet file that can be read ({str(error).splitlines()[0][:100]})") from error
+        raise DomainError(
+            f"{path}: not a Parquet file that can be read ({str(error).splitlines()[0][:100]})"
+        ) from error
     return list(enumerate(table.to_pylist(), start=1))
 
 
@@ -104,4 +116,8 @@ READERS: dict[str, Callable[[Path], list[Row]]] = {".jsonl": _read_jsonl, ".csv"
 
 def missing(value: Any) -> bool:
     """Whether a cell holds nothing: null, NaN, or an empty text."""
-    return value is None or (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, str) and not value.strip())
+    return (
+        value is None
+        or (isinstance(value, float) and not math.isfinite(value))
+        or (isinstance(value, str) and not value.strip())
+    )

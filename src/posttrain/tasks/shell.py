@@ -1,7 +1,8 @@
 """Shell one-liners: what their environment needs, as pure functions.
 
-A task's settings: `files` (relative path -> text), written into a fresh folder in which the command runs. The answer is what the right
-command prints. Run it with `ENVIRONMENT`: the order of `sort` and `ls` must not depend on the machine.
+A task's settings: `files` (relative path -> text), written into a fresh folder in which the command runs. The answer
+is what the right command prints. Run it with `ENVIRONMENT`: the order of `sort` and `ls` must not depend on the
+machine.
 """
 
 from __future__ import annotations

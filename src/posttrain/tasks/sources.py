@@ -1,7 +1,8 @@
 """Where a domain's tasks come from: a fixed list, or a generator that is asked again and again.
 
-Invariants: `draw` is pure (same arguments, same tasks, on every machine and in every process) and gives distinct items; `stream` is the
-endless sequence that training consumes, a pure function of the position. No `hash()`, no order of a set.
+Invariants: `draw` is pure (same arguments, same tasks, on every machine and in every process) and gives distinct
+items; `stream` is the endless sequence that training consumes, a pure function of the position. No `hash()`, no order
+of a set.
 Bounds: a generator is asked at most `MAX_MISSES` times for one new item.
 """
 
@@ -57,7 +58,8 @@ class FixedTasks:
         if len(tasks) < n:
             left_out = f" ({len(self.by_split[split]) - len(tasks)} excluded)" if exclude else ""
             raise DomainError(
-                f"domain {self.domain!r} has {len(tasks)} {split} tasks{left_out}, {n} were asked for: ask for fewer, add tasks or change dev_share"
+                f"domain {self.domain!r} has {len(tasks)} {split} tasks{left_out}, {n} were asked for: "
+                "ask for fewer, add tasks or change dev_share"
             )
         return rng_for(self.domain, split, seed).sample(tasks, n)
 
@@ -85,7 +87,10 @@ class DrawnTasks:
     def __post_init__(self) -> None:
         one, two = (self._ask(rng_for(self.domain, "check"), None) for _ in range(2))
         if one.task.content_hash != two.task.content_hash:
-            raise DomainError(f"the generator of {self.domain!r} gives different items for the same random.Random: draw from its argument only")
+            raise DomainError(
+                f"the generator of {self.domain!r} gives different items for the same random.Random: "
+                "draw from its argument only"
+            )
 
     def size(self, split: Split) -> int | None:
         return None
@@ -100,7 +105,9 @@ class DrawnTasks:
         where = f"generator of {self.domain!r}"
         try:
             given = self.generator(rng)
-        except Exception as error:  # a user's function may raise anything; it becomes one line, with the cause behind it
+        except (
+            Exception
+        ) as error:  # a user's function may raise anything; it becomes one line, with the cause behind it
             raise DomainError(f"{where} raised {type(error).__name__}: {error}") from error
         return self.maker.make(given, where, seed)
 
@@ -119,7 +126,8 @@ class DrawnTasks:
             if misses >= MAX_MISSES:
                 found = f"only {len(out)} different" if out else "no"
                 raise DomainError(
-                    f"the generator of {self.domain!r} gave {found} new {split} items in {MAX_MISSES} tries, {n} were asked for: "
+                    f"the generator of {self.domain!r} gave {found} new {split} items in {MAX_MISSES} tries, "
+                    f"{n} were asked for: "
                     "ask for fewer, widen it or change dev_share"
                 )
         return out

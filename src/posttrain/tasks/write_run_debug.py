@@ -1,17 +1,24 @@
 """Tests a small Python function that the policy wrote: the program that does it, and how its report is read.
 
-A task's settings: `function` (its name), `signature` (`def f(x):`, the end of the prompt), `tests` ([[arguments, expected], ...], JSON values),
-`max_attempts`, `attempt_cost`, `feedback_format` (text with `{log}` that leads to the next attempt).
+A task's settings: `function` (its name), `signature` (`def f(x):`, the end of the prompt), `tests` ([[arguments,
+expected], ...], JSON values), `max_attempts`, `attempt_cost`, `feedback_format` (text with `{log}` that leads to the
+next attempt).
 
-The harness runs as `python3 -I -S -c HARNESS` with the nonce as the first line of its standard input. It starts a second interpreter
-for the policy's code, which gets arguments and gives results; the expected values stay in the first, which compares and reports.
-What the policy's code can not do: print a report (its output goes to the harness, which does not pass it on), read
-the expected values or the nonce from the command line (they are enciphered with the nonce, which came by a pipe), exit early and pass, compare
-equal by a class of its own (results travel as JSON), change the interpreter that judges.
-Limits: the two interpreters run as one user, so code that reads its parent's memory through /proc, or attaches to it as a debugger, can find
-the values; the sandbox must forbid that where a policy could write it. The first failing test is shown to the policy, so
-special-casing it gains that one test: a task has at least four.
-Bounds: `SECONDS` for all tests together, `MEMORY_BYTES` of address space, `OUTPUT_BYTES` of results.
+The harness runs as `python3 -I -S -c HARNESS` with the nonce as the first line of its standard input. It starts a
+second interpreter for the policy's code, which gets arguments and gives results; the expected values stay in the
+first, which compares and reports.
+
+What the policy's code can not do: print a report (its output goes to the harness,
+which does not pass it on), read the expected values or the nonce from the command line (they are enciphered with the
+nonce, which came by a pipe), exit early and pass, compare equal by a class of its own (results travel as JSON),
+change the interpreter that judges.
+
+Limits: the two interpreters run as one user, so code that reads its parent's
+memory through /proc, or attaches to it as a debugger, can find the values; the sandbox must forbid that where a
+policy could write it. The first failing test is shown to the policy, so special-casing it gains that one test: a task
+has at least four.
+Bounds: `SECONDS` for all tests together, `MEMORY_BYTES` of address space, `OUTPUT_BYTES` of
+results.
 """
 
 from __future__ import annotations
@@ -26,7 +33,7 @@ from posttrain.records import Task
 SECONDS = 3.0  # all tests together: they are microseconds of work, the rest is the start of an interpreter
 MEMORY_BYTES = 1 << 29
 OUTPUT_BYTES = 1 << 20
-LOG_CHARS = 90  # about 30 tokens: it goes into a short context
+LOG_CHARS = 70  # about 25 tokens: it goes into a short context
 MIN_TESTS = 4
 
 # Runs in the second interpreter: reads {source, function, calls}, writes one JSON line for each call.
@@ -36,11 +43,13 @@ job = json.load(sys.stdin)
 out = os.dup(1)
 os.dup2(os.open(os.devnull, os.O_RDWR), 1)
 import resource
-resource.setrlimit(resource.RLIMIT_AS, (job["memory_bytes"],) * 2)
+hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+limit = job["memory_bytes"] if hard == resource.RLIM_INFINITY else min(job["memory_bytes"], hard)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 def say(kind, value):
     os.write(out, (json.dumps([kind, value]) + "\n").encode())
 def name(error):
-    return type(error).__name__ + ": " + str(error)
+    return type(error).__name__ + ": " + str(error.msg if isinstance(error, SyntaxError) else error)
 space = {"__name__": "solution"}
 try:
     exec(compile(job["source"], "solution.py", "exec"), space)
@@ -134,17 +143,26 @@ def source_of(task: Task, text: str) -> str:
 
 
 def harness_source(task: Task, text: str, nonce: str) -> str:
-    """The program that tests what the policy wrote. Give it `nonce` (fresh and unguessable) as the first line of its input.
+    """The program that tests what the policy wrote. Give it `nonce` (fresh and unguessable) as the first line of its
+    input.
 
     text: the policy's turn, without the stop string. Raises `ValueError` for a task without at least `MIN_TESTS` tests.
     """
     settings = task.environment.settings
     if len(settings["tests"]) < MIN_TESTS:
-        raise ValueError(f"{task.id} has {len(settings['tests'])} tests: give at least {MIN_TESTS}, so that one that is shown decides little")
+        raise ValueError(
+            f"{task.id} has {len(settings['tests'])} tests: give at least {MIN_TESTS}, as one of them is shown"
+        )
     job: dict[str, Any] = {
-        "source": source_of(task, text), "function": settings["function"], "tests": settings["tests"], "seconds": SECONDS,
-        "memory_bytes": MEMORY_BYTES, "output_bytes": OUTPUT_BYTES, "log_chars": LOG_CHARS, "child": _CHILD,
-    }  # fmt: skip
+        "source": source_of(task, text),
+        "function": settings["function"],
+        "tests": settings["tests"],
+        "seconds": SECONDS,
+        "memory_bytes": MEMORY_BYTES,
+        "output_bytes": OUTPUT_BYTES,
+        "log_chars": LOG_CHARS,
+        "child": _CHILD,
+    }
     data = json.dumps(job).encode()
     key = hashlib.shake_256(nonce.encode()).digest(len(data))
     sealed = base64.b64encode(bytes(a ^ b for a, b in zip(data, key, strict=True))).decode()
@@ -152,7 +170,8 @@ def harness_source(task: Task, text: str, nonce: str) -> str:
 
 
 def parse_report(stdout: str, nonce: str) -> tuple[float, str]:
-    """(pass rate from 0 to 1, log of the first failing test or ''). Output without a report is a rate of 0: the harness was ended."""
+    """(pass rate from 0 to 1, log of the first failing test or ''). Output without a report is a rate of 0: the
+    harness was ended."""
     for line in reversed(stdout.splitlines()):
         if line.startswith(nonce + " "):
             rate, log = json.loads(line[len(nonce) + 1 :])

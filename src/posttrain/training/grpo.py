@@ -1,9 +1,10 @@
 """GRPO (arXiv 2402.03300), as the quickstart uses it.
 
 Advantage: A_i = (r_i - mean(r)) / (std(r) + 1e-4) over the scored attempts of a group, std unbiased (ddof = 1), the
-convention of TRL. Loss: -(1 / N) sum_t min(rho_t A, clip(rho_t, 1 - eps, 1 + eps) A), rho_t = exp(log pi - log mu) against the
-sampler's log-probability, with a *constant* N (Dr. GRPO's aggregation, arXiv 2503.20783): with the surviving tokens as
-N, a single surviving group would take a full-size step. A group without variance has no gradient and is left out.
+convention of TRL. Loss: -(1 / N) sum_t min(rho_t A, clip(rho_t, 1 - eps, 1 + eps) A), rho_t = exp(log pi - log mu)
+against the sampler's log-probability, with a *constant* N (Dr. GRPO's aggregation, arXiv 2503.20783): with the
+surviving tokens as N, a single surviving group would take a full-size step. A group without variance has no gradient
+and is left out.
 """
 
 from __future__ import annotations
@@ -47,9 +48,12 @@ class GRPO:
 
     def _family(self, group: Group) -> Family:
         scored = group.scored
+        first = scored[0][0]
+        prompt = tuple(first.token_ids[: first.prompt_tokens].tolist())
         members = []
         for (trajectory, _), advantage in zip(scored, self.advantages([r for _, r in scored]), strict=True):
             start = trajectory.prompt_tokens
+            assert tuple(trajectory.token_ids[:start].tolist()) == prompt, "attempts of a group share their prompt"
             mask = trajectory.policy_mask[start:].tolist()
             members.append(
                 Member(
@@ -59,8 +63,7 @@ class GRPO:
                     sampled_logprob=tuple(trajectory.logprobs[start:].tolist()),
                 )
             )
-        first = scored[0][0]
-        return Family(tuple(first.token_ids[: first.prompt_tokens].tolist()), tuple(members), group.task.domain)
+        return Family(prompt, tuple(members), group.task.domain)
 
     def token_loss(self, logprob_m: Tensor, sampled_logprob_m: Tensor, advantage_m: Tensor) -> Tensor:
         """[M] loss of each token, before its weight."""

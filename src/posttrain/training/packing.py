@@ -1,8 +1,8 @@
 """How trajectories become the rows that the trainer computes: shared-prefix trees, cut into micro-batches.
 
 The attempts of a group share their prompt, and the prompts of a domain often their beginning, so each is computed once:
-[stem, prompt 1, c1, ..., cG, prompt 2, ...] with each attempt seeing its ancestors and itself (Prefix Grouper, arXiv 2506.05433).
-Gradients equal those of separate rows. Invariant 5: neither the packing
+[stem, prompt 1, c1, ..., cG, prompt 2, ...] with each attempt seeing its ancestors and itself (Prefix Grouper, arXiv
+2506.05433). Gradients equal those of separate rows. Invariant 5: neither the packing
 nor the cut into micro-batches changes the gradient, since every tree is attended alone and the loss is a plain sum.
 """
 
@@ -23,14 +23,18 @@ MIN_STEM_TOKENS = 16  # below this a shared beginning saves less than its place 
 class Member:
     """One attempt as the trainer sees it: token ids behind the prefix, which of them carry loss, and per-token numbers.
 
-    weight: multiplies this token's loss (0 for tokens that the policy did not produce). advantage: per token. sampled_logprob:
-    under the sampler (NaN where not sampled).
+    weight: multiplies this token's loss (0 for tokens that the policy did not produce). advantage: per token.
+    sampled_logprob: under the sampler (NaN where not sampled).
     """
 
     ids: tuple[int, ...]
     weight: tuple[float, ...]
     advantage: tuple[float, ...]
     sampled_logprob: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.ids) == len(self.weight) == len(self.advantage) == len(self.sampled_logprob):
+            raise ValueError(f"a member of {len(self.ids)} tokens needs as many weights, advantages and logprobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,10 @@ class Family:
     prefix: tuple[int, ...]
     members: tuple[Member, ...]
     domain: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.prefix:
+            raise ValueError("a family needs a prefix of at least one token: the first target is predicted from it")
 
     @property
     def tokens(self) -> int:
@@ -67,8 +75,8 @@ class MicroBatch:
 
 
 def pack(families: Sequence[Family], micro_batch_tokens: int, device: torch.device) -> Iterator[MicroBatch]:
-    """Micro-batches of at most `micro_batch_tokens` tokens. A larger family is cut between its members (the prefix is then
-    computed again); a single member that is larger runs alone."""
+    """Micro-batches of at most `micro_batch_tokens` tokens. A larger family is cut between its members (the prefix is
+    then computed again); a single member that is larger runs alone."""
     pending: list[Family] = []
     size = 0
     # families with a common beginning become neighbours, so that `_stems` finds them
@@ -113,7 +121,9 @@ def _stems(families: Sequence[Family]) -> Iterator[tuple[tuple[int, ...], list[F
 
 def _flatten(families: Sequence[Family], device: torch.device) -> MicroBatch:
     domains = sorted({f.domain for f in families})
-    trees, ids, positions = [], [], []
+    trees: list[Tree] = []
+    ids: list[int] = []
+    positions: list[int] = []
     source: list[int] = []
     rows: list[tuple[int, float, float, float, int]] = []
     for stem, relatives in _stems(families):

@@ -36,7 +36,9 @@ class SFT:
         families = []
         for demo in demonstrations:
             if demo.split.held_out:
-                raise HeldOutLeak(f"a demonstration in {demo.domain} is held out ({demo.split}): train on train tasks only")
+                raise HeldOutLeak(
+                    f"a demonstration in {demo.domain} is held out ({demo.split}): train on train tasks only"
+                )
             ids: list[int] = []
             weight: list[float] = []
             for producer, segment in demo.segments:

@@ -1,8 +1,8 @@
 """Gradients and updates: `forward_backward` adds up the gradient of one batch, `optim_step` applies it.
 
-Invariants: the sampler's log-probabilities are compared with the trainer's on every batch of sampled tokens, and a gap beyond
-`MISMATCH_MEAN` stops the run before it trains on them (a stale adapter, a wrong temperature, a shifted mask). A gradient or
-loss that is not finite is never applied.
+Invariants: the sampler's log-probabilities are compared with the trainer's on every batch of sampled tokens, and a gap
+beyond `MISMATCH_MEAN` stops the run before it trains on them (a stale adapter, a wrong temperature, a shifted mask). A
+gradient or loss that is not finite is never applied.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class TokenLoss(Protocol):
 
 @dataclass(slots=True)
 class Gradient:
-    """What one `forward_backward` saw. tokens: that carried loss; computed_tokens: that ran through the model. nll, entropy:
-    mean per loss token, nats. logprob_gap_max, _mean: against the sampler (0 where nothing was sampled)."""
+    """What one `forward_backward` saw. tokens: that carried loss; computed_tokens: that ran through the model. nll,
+    entropy: mean per loss token, nats. logprob_gap_max, _mean: against the sampler (0 where nothing was sampled)."""
 
     loss: float = 0.0
     tokens: int = 0
@@ -49,6 +49,14 @@ class Gradient:
     entropy: float = 0.0
     logprob_gap_max: float = 0.0
     logprob_gap_mean: float = 0.0
+
+
+def check_step(learning_rate: float, max_grad_norm: float) -> None:
+    """Raises ValueError for settings that no update can be made with."""
+    if not (math.isfinite(learning_rate) and learning_rate >= 0):
+        raise ValueError(f"learning rate {learning_rate}: give a number >= 0")
+    if not (math.isfinite(max_grad_norm) and max_grad_norm > 0):
+        raise ValueError(f"max_grad_norm {max_grad_norm}: give a number > 0")
 
 
 class Trainer:
@@ -65,12 +73,31 @@ class Trainer:
         self.model, self.parameters, self.lora = model, dict(parameters), lora
         if not self.parameters:
             raise ValueError("there is nothing to train: give an adapter or trainable weights")
-        self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=0.0, betas=betas, weight_decay=0.0, foreach=True)
+        self.optimizer = torch.optim.AdamW(
+            self.parameters.values(), lr=0.0, betas=betas, weight_decay=0.0, foreach=True
+        )
 
     def forward_backward(
         self, families: Sequence[Family], loss: TokenLoss, *, temperature: float = 1.0, micro_batch_tokens: int = 1024
     ) -> Gradient:
-        """Adds the gradient of sum(weight * token_loss) to the parameters' `.grad`. temperature: that of sampling."""
+        """Adds the gradient of sum(weight * token_loss) to the parameters' `.grad`. temperature: that of sampling.
+
+        Where it raises (`PolicyMismatch`, `NonFiniteLoss`), all gradient that was added up is forgotten: half a batch
+        must not leak into the next update.
+        """
+        try:
+            return self._accumulate(families, loss, temperature, micro_batch_tokens)
+        except BaseException:
+            self.discard_gradient()
+            raise
+
+    def discard_gradient(self) -> None:
+        """Drops what `forward_backward` added up."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _accumulate(
+        self, families: Sequence[Family], loss: TokenLoss, temperature: float, micro_batch_tokens: int
+    ) -> Gradient:
         seen = Gradient()
         gap_sum, gap_tokens = 0.0, 0
         for micro in pack(families, micro_batch_tokens, self.model.device):
@@ -85,7 +112,7 @@ class Trainer:
             total = (micro.weight_m * loss.token_loss(logprob_m, micro.sampled_logprob_m, micro.advantage_m)).sum()
             if not torch.isfinite(total):
                 raise NonFiniteLoss(f"the loss is {float(total)} in a batch of {micro.domains}; no update was applied")
-            total.backward()  # type: ignore[no-untyped-call]
+            total.backward()  # type: ignore[no-untyped-call,unused-ignore]
             seen.loss += float(total.detach())
             seen.tokens += len(logprob_m)
             seen.computed_tokens += len(micro.ids_n)
@@ -97,19 +124,17 @@ class Trainer:
         return seen
 
     def optim_step(self, learning_rate: float, *, max_grad_norm: float = 1.0) -> float:
-        """Clips the accumulated gradient to `max_grad_norm` (L2), applies it, clears it. Returns the norm before clipping."""
-        if not (math.isfinite(learning_rate) and learning_rate >= 0):
-            raise ValueError(f"learning rate {learning_rate}: give a number >= 0")
-        if not (math.isfinite(max_grad_norm) and max_grad_norm > 0):
-            raise ValueError(f"max_grad_norm {max_grad_norm}: give a number > 0")
+        """Clips the accumulated gradient to `max_grad_norm` (L2), applies it, clears it. Returns the norm before
+        clipping."""
+        check_step(learning_rate, max_grad_norm)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), max_grad_norm, foreach=True))
         if not math.isfinite(norm):
-            self.optimizer.zero_grad(set_to_none=True)
+            self.discard_gradient()
             raise NonFiniteLoss(f"the gradient norm is {norm}; the update was not applied")
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.discard_gradient()
         return norm
 
     def _logprobs(self, micro: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
@@ -140,7 +165,9 @@ class Trainer:
         for name, p in self.parameters.items():
             saved = state.get(f"parameter.{name}")
             if saved is None or saved.shape != p.shape:
-                raise ValueError(f"the checkpoint does not fit this model and adapter: {name} is missing or has another shape")
+                raise ValueError(
+                    f"the checkpoint does not fit this model and adapter: {name} is missing or has another shape"
+                )
         with torch.no_grad():
             for name, p in self.parameters.items():
                 p.copy_(state[f"parameter.{name}"])

@@ -1,4 +1,5 @@
-"""Sums and products: `arithmetic` trains two-digit addition, `one_digit_add` and `multiply` are kept to see what is forgotten."""
+"""Sums and products: `arithmetic` trains two-digit addition, `one_digit_add` and `multiply` are kept to see what is
+forgotten."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ CHEATS = ("none known: the result does not stand in the prompt, and a guess is r
 Pair = tuple[int, int]
 
 
-def pairs(low: int, high: int, forms: Sequence[str], shots: Sequence[Pair], result: Callable[[int, int], int], sign: str) -> Callable[[random.Random], Item]:
+def pairs(
+    low: int, high: int, forms: Sequence[str], shots: Sequence[Pair], result: Callable[[int, int], int], sign: str
+) -> Callable[[random.Random], Item]:
     """Items over two numbers of [low, high]. `a + b` and `b + a` are one item, so that they stand on one side."""
 
     def draw(rng: random.Random) -> Pair:
@@ -59,7 +62,9 @@ def one_digit_add() -> Domain:
     return Domain(
         "one_digit_add",
         family="arithmetic",
-        tasks=pairs(1, 9, ("{a} + {b} = {answer}", "{a} plus {b} is {answer}"), ((3, 4), (6, 2)), lambda a, b: a + b, "+"),
+        tasks=pairs(
+            1, 9, ("{a} + {b} = {answer}", "{a} plus {b} is {answer}"), ((3, 4), (6, 2)), lambda a, b: a + b, "+"
+        ),
         verifier="number",
         environment=EnvironmentSpec(max_new_tokens=6),
         description="The sum of two numbers of one digit. Kept out of training.",
@@ -74,7 +79,9 @@ def multiply() -> Domain:
     return Domain(
         "multiply",
         family="arithmetic",
-        tasks=pairs(2, 12, ("{a} * {b} = {answer}", "{a} times {b} is {answer}"), ((3, 4), (6, 2)), lambda a, b: a * b, "*"),
+        tasks=pairs(
+            2, 12, ("{a} * {b} = {answer}", "{a} times {b} is {answer}"), ((3, 4), (6, 2)), lambda a, b: a * b, "*"
+        ),
         verifier="number",
         environment=EnvironmentSpec(max_new_tokens=6),
         description="The product of two numbers up to twelve. Kept out of training.",

@@ -14,8 +14,11 @@ from posttrain.tasks.items import Item
 RIGHT = "the number in the answer is the largest"
 
 
-def comparisons(count: int, ranges: Sequence[tuple[int, int]], forms: Sequence[tuple[str, str]], shots: Sequence[tuple[int, ...]]) -> Callable[[random.Random], Item]:
-    """Items over `count` different numbers, in an order that says nothing. An item is its numbers, whatever their order.
+def comparisons(
+    count: int, ranges: Sequence[tuple[int, int]], forms: Sequence[tuple[str, str]], shots: Sequence[tuple[int, ...]]
+) -> Callable[[random.Random], Item]:
+    """Items over `count` different numbers, in an order that says nothing. An item is its numbers, whatever their
+    order.
 
     forms: a form, and what stands between the numbers in it.
     """

@@ -1,8 +1,10 @@
 """Few-shot prompts as plain text, in forms that a language model continues by itself.
 
-Each form is a line of text with the answer where it would naturally stand; the shots are that line filled in, the question is the same line cut at
-the answer. Plain text was measured to do better than the chat template with a small model, and is half as long.
-Invariant: an item is never one of the shots (`draw_other`), so the answer is not in the prompt.
+Each form is a line of text with the answer where it would naturally stand; the shots are that line filled in, the
+question is the same line cut at the answer. Plain text was measured to do better than the chat template with a small
+model, and is half as long.
+
+Invariant: an item is never one of the shots (`draw_other`), so that none is answered in its own prompt.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ MAX_TRIES = 1000  # shots are a handful among hundreds of items: a thousandth co
 
 
 def few_shot(form: str, shots: Sequence[Mapping[str, Any]], question: Mapping[str, Any]) -> str:
-    """form: a text with `{answer}` in it and other columns before it. Ends right before the blank that precedes the answer:
-    tokenizers put that blank into the answer's first token."""
+    """form: a text with `{answer}` in it and other columns before it. Ends right before the blank that precedes the
+    answer: tokenizers put that blank into the answer's first token."""
     before = form.split("{answer}")[0].rstrip(" ")
     return "\n".join([*(form.format(**shot) for shot in shots), before.format(**question)])
 

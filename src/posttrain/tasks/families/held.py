@@ -10,5 +10,6 @@ class Shares(TypedDict):
     sealed_share: float
 
 
-# One item in a thousand falls on the training side: too few to train on by mistake, and a batch of dev tasks is refused anyway.
+# One item in a thousand falls on the training side: too few to train on by mistake, and a batch of dev tasks is
+# refused anyway.
 RETENTION_SHARES: Shares = {"dev_share": 0.899, "sealed_share": 0.1}

@@ -12,17 +12,24 @@ from posttrain.tasks.families.forms import completion, few_shot
 from posttrain.tasks.items import Item
 
 WORDS = tuple(
-    """apple river stone chair cloud tiger bread window garden pencil ocean lemon horse candle bridge island pepper rocket silver basket
-    engine flower mirror orange planet ribbon tunnel violet wagon zebra anchor barrel button carpet castle coffee copper cotton
-    desert dragon eagle feather forest hammer harbor jacket kitchen ladder market meadow needle parrot pocket rabbit saddle shadow
-    ticket turtle valley winter""".split()
+    """apple river stone chair cloud tiger bread window garden pencil ocean lemon horse candle bridge island pepper
+    rocket silver basket engine flower mirror orange planet ribbon tunnel violet wagon zebra anchor barrel
+    button carpet castle coffee copper cotton desert dragon eagle feather forest hammer harbor jacket kitchen
+    ladder market meadow needle parrot pocket rabbit saddle shadow ticket turtle valley winter""".split()  # noqa: SIM905
 )
 # The shots use words of their own: no item repeats one.
 SHOTS = (("book", "lamp", "fish", "moon"), ("desk", "train", "salt"))
 COUNT_SHOTS = (("book", "lamp", "fish", "moon"), ("desk", "train"), ("salt", "ring", "pond", "leaf", "boat", "rope"))
 
 
-def lists(low: int, high: int, forms: Sequence[str], join: str, shots: Sequence[Sequence[str]], result: Callable[[Sequence[str]], object]) -> Callable[[random.Random], Item]:
+def lists(
+    low: int,
+    high: int,
+    forms: Sequence[str],
+    join: str,
+    shots: Sequence[Sequence[str]],
+    result: Callable[[Sequence[str]], object],
+) -> Callable[[random.Random], Item]:
     """Items over a list of low to high different words."""
 
     def generate(rng: random.Random) -> Item:
@@ -45,7 +52,14 @@ def last_word() -> Domain:
     return Domain(
         "last_word",
         family="lists",
-        tasks=lists(3, 6, ("List: {words}\nLast word: {answer}", "Words: {words}. The last word is {answer}."), ", ", SHOTS, lambda words: words[-1]),
+        tasks=lists(
+            3,
+            6,
+            ("List: {words}\nLast word: {answer}", "Words: {words}. The last word is {answer}."),
+            ", ",
+            SHOTS,
+            lambda words: words[-1],
+        ),
         verifier="word",
         environment=EnvironmentSpec(max_new_tokens=8),
         description="The last word of a list of three to six words.",
@@ -59,7 +73,14 @@ def count_words() -> Domain:
     return Domain(
         "count_words",
         family="lists",
-        tasks=lists(2, 6, ("Words: {words}\nCount: {answer}", "Words: {words}. Number of words: {answer}"), " ", COUNT_SHOTS, len),
+        tasks=lists(
+            2,
+            6,
+            ("Words: {words}\nCount: {answer}", "Words: {words}. Number of words: {answer}"),
+            " ",
+            COUNT_SHOTS,
+            len,
+        ),
         verifier="number",
         environment=EnvironmentSpec(max_new_tokens=6),
         description="How many words a list of two to six words has.",

@@ -13,7 +13,7 @@ from posttrain.tasks.families.base_rates import BASE
 from posttrain.tasks.families.lists import WORDS
 from posttrain.tasks.items import Item
 
-SHOTS = '''# Return x divided by 2.
+SHOTS = """# Return x divided by 2.
 def f(x):
     return x / 2
 
@@ -21,13 +21,14 @@ def f(x):
 def f(a, b):
     return min(a, b)
 
-'''
+"""
 TESTS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One function. ask and body are format strings over k (a small number); reference computes the expected results."""
+    """One function. ask and body are format strings over k (a small number); reference computes the expected
+    results."""
 
     ask: str
     parameters: str
@@ -54,37 +55,56 @@ KINDS = (
     Kind("the list xs without its first {k} elements", "xs", "xs[{k}:]", lambda k, xs: xs[k:], 0.6),
     Kind("the sum of the numbers in xs plus {k}", "xs", "sum(xs) + {k}", lambda k, xs: sum(xs) + k, 0.5),
     Kind("each number in xs times {k}", "xs", "[x * {k} for x in xs]", lambda k, xs: [x * k for x in xs], 0.6),
-    Kind("how many numbers in xs are greater than {k}", "xs", "sum(x > {k} for x in xs)", lambda k, xs: sum(x > k for x in xs), 0.9),
-    Kind("the numbers in xs that are less than {k}", "xs", "[x for x in xs if x < {k}]", lambda k, xs: [x for x in xs if x < k], 0.7),
+    Kind(
+        "how many numbers in xs are greater than {k}",
+        "xs",
+        "sum(x > {k} for x in xs)",
+        lambda k, xs: sum(x > k for x in xs),
+        0.9,
+    ),
+    Kind(
+        "the numbers in xs that are less than {k}",
+        "xs",
+        "[x for x in xs if x < {k}]",
+        lambda k, xs: [x for x in xs if x < k],
+        0.7,
+    ),
 )
 
 
 def generate(rng: random.Random) -> Item:
     """An item is the sentence and its parameters; the tests are drawn anew."""
-    kind, k = rng.choice(KINDS), rng.randint(2, 9)
+    kind = rng.choice(KINDS)
+    k = rng.randint(2, 9 if kind.parameters in ("s", "xs") else 40)  # short texts and lists: they stand in the log
     ask = kind.ask.format(k=k)
     signature = f"def f({kind.parameters}):"
-    tests: list[list[Any]] = []
-    while len(tests) < TESTS:
-        arguments = [_argument(rng, name.strip(), k, len(tests) + 2 * j) for j, name in enumerate(kind.parameters.split(","))]
-        tests.append([arguments, kind.reference(k, *arguments)])
+    tests = _tests(rng, kind, k)
+    while all(expected == tests[0][1] for _, expected in tests):  # a constant must not pass
+        tests = _tests(rng, kind, k)
     head = f"# Return {ask}.\n{signature}"
     return Item(
         question=ask,
         answer=None,
         prompt=SHOTS + head,
         demonstration=("\n    return " + kind.body.format(k=k),),
-        settings={"signature": signature, "tests": tests, "feedback_format": "# Wrong: {log}\n" + head},
+        settings={"signature": signature, "tests": tests, "feedback_format": "\n# Wrong: {log}\n" + head},
         difficulty=kind.difficulty,
     )
 
 
+def _tests(rng: random.Random, kind: Kind, k: int) -> list[list[Any]]:
+    names = [name.strip() for name in kind.parameters.split(",")]
+    calls = [[_argument(rng, name, k, i + 2 * j) for j, name in enumerate(names)] for i in range(TESTS)]
+    return [[call, kind.reference(k, *call)] for call in calls]
+
+
 def _argument(rng: random.Random, name: str, k: int, i: int) -> Any:
-    """A value for a parameter. Numbers are near k at first (the boundary, a multiple), then anywhere."""
+    """The value of a parameter in test i: one anywhere, the others around k, where functions differ."""
     if name == "s":
-        return rng.choice(WORDS)[: rng.randint(1, 8)] + rng.choice(WORDS)[: rng.randint(0, 5)]
+        length = (k + 2, k, k - 1, k + 1, 1, 2 * k)[i % TESTS]
+        return "".join(rng.sample(WORDS, 5))[:length]
     if name == "xs":
-        return [rng.randint(0, 12) for _ in range(rng.randint(3, 6))] + [k]
+        return [*(rng.randint(0, 12) for _ in range((k + 1, 3, k, 2, 5, 4)[i % TESTS])), k]
     return (rng.randint(-3, 20), k, k + 1, 3 * k, k - 1, 0)[i % TESTS]
 
 
@@ -98,11 +118,11 @@ def write_run_debug() -> Domain:
         environment=EnvironmentSpec(
             kind="write_run_debug",
             max_turns=2,
-            max_new_tokens=32,
+            max_new_tokens=24,
             stop=("\n\n",),
             settings={"function": "f", "max_attempts": 2, "attempt_cost": 0.1},
         ),
-        description="A Python function of a line or two from one sentence. A failing test comes back, for a second attempt.",
+        description="A small Python function from one sentence. A failing test comes back, for a second attempt.",
         right="all tests pass; the reward is the share that passes, less 0.1 for each further attempt",
         cheats=(
             "a constant passes the tests that expect it: half of them where the result is True or False",

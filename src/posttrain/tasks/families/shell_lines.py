@@ -13,7 +13,20 @@ from posttrain.tasks.families.base_rates import BASE
 from posttrain.tasks.families.lists import WORDS
 from posttrain.tasks.items import Item
 
-WORD_FILES = ("notes", "names", "words", "list", "items", "todo", "fruits", "places", "books", "songs", "cities", "plants")
+WORD_FILES = (
+    "notes",
+    "names",
+    "words",
+    "list",
+    "items",
+    "todo",
+    "fruits",
+    "places",
+    "books",
+    "songs",
+    "cities",
+    "plants",
+)
 NUMBER_FILES = ("scores", "prices", "ages", "sizes", "counts", "points", "costs", "grades")
 ENDINGS = ("csv", "md", "py", "json", "html", "log", "xml", "sh")
 SHOT_FILE = "log.txt"  # no item uses it
@@ -26,10 +39,11 @@ SHOTS = (
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One thing to do. ask and command are format strings over f (file), n (a small number), w (a word of the file), e (an ending).
+    """One thing to do. ask and command are format strings over f (file), n (a small number), w (a word of the file),
+    e (an ending).
 
-    expected: (lines of the file, n, w) -> lines that the right command prints. content: what stands in the file; "names": the lines
-    are the names of the files that have the ending.
+    expected: (lines of the file, n, w) -> lines that the right command prints. content: what stands in the file;
+    "names": the lines are the names of the files that have the ending.
     """
 
     ask: str
@@ -42,17 +56,50 @@ class Kind:
 KINDS = (
     Kind("Count the lines of {f}", "wc -l < {f}", lambda x, n, w: [str(len(x))], difficulty=0.1),
     Kind("Print the first {n} lines of {f}", "head -n {n} {f}", lambda x, n, w: x[:n], difficulty=0.1),
-    Kind("Print the lines of {f} that contain {w}", "grep {w} {f}", lambda x, n, w: [a for a in x if w in a], difficulty=0.1),
+    Kind(
+        "Print the lines of {f} that contain {w}",
+        "grep {w} {f}",
+        lambda x, n, w: [a for a in x if w in a],
+        difficulty=0.1,
+    ),
     Kind("Print the last {n} lines of {f}", "tail -n {n} {f}", lambda x, n, w: x[-n:], difficulty=0.3),
-    Kind("Count the lines of {f} that contain {w}", "grep -c {w} {f}", lambda x, n, w: [str(sum(w in a for a in x))], difficulty=0.4),
-    Kind("Print the lines of {f} that do not contain {w}", "grep -v {w} {f}", lambda x, n, w: [a for a in x if w not in a], difficulty=0.5),
+    Kind(
+        "Count the lines of {f} that contain {w}",
+        "grep -c {w} {f}",
+        lambda x, n, w: [str(sum(w in a for a in x))],
+        difficulty=0.4,
+    ),
+    Kind(
+        "Print the lines of {f} that do not contain {w}",
+        "grep -v {w} {f}",
+        lambda x, n, w: [a for a in x if w not in a],
+        difficulty=0.5,
+    ),
     Kind("Sort the lines of {f}", "sort {f}", lambda x, n, w: sorted(x), difficulty=0.3),
     Kind("Print the lines of {f} in reverse order", "tac {f}", lambda x, n, w: x[::-1], difficulty=0.6),
     Kind("Print the different lines of {f}, sorted", "sort -u {f}", lambda x, n, w: sorted(set(x)), difficulty=0.6),
     Kind("Print line {n} of {f}", "sed -n {n}p {f}", lambda x, n, w: [x[n - 1]], difficulty=0.7),
-    Kind("Print the largest number in {f}", "sort -n {f} | tail -n 1", lambda x, n, w: [str(max(map(int, x)))], "numbers", 0.8),
-    Kind("Print the smallest number in {f}", "sort -n {f} | head -n 1", lambda x, n, w: [str(min(map(int, x)))], "numbers", 0.8),
-    Kind("Print the sum of the numbers in {f}", "awk '{{s += $1}} END {{print s}}' {f}", lambda x, n, w: [str(sum(map(int, x)))], "numbers", 0.9),
+    Kind(
+        "Print the largest number in {f}",
+        "sort -n {f} | tail -n 1",
+        lambda x, n, w: [str(max(map(int, x)))],
+        "numbers",
+        0.8,
+    ),
+    Kind(
+        "Print the smallest number in {f}",
+        "sort -n {f} | head -n 1",
+        lambda x, n, w: [str(min(map(int, x)))],
+        "numbers",
+        0.8,
+    ),
+    Kind(
+        "Print the sum of the numbers in {f}",
+        "awk '{{s += $1}} END {{print s}}' {f}",
+        lambda x, n, w: [str(sum(map(int, x)))],
+        "numbers",
+        0.9,
+    ),
     Kind("List the files that end in .{e}", "ls *.{e}", lambda x, n, w: sorted(x), "names", 0.4),
 )
 
@@ -82,7 +129,8 @@ def generate(rng: random.Random) -> Item:
 
 
 def _files(rng: random.Random, kind: Kind) -> tuple[dict[str, str], list[str], str, str]:
-    """(files, lines of the one that is asked about, a word that stands in some of its lines but not in all, its name)."""
+    """(files, lines of the one that is asked about, a word that stands in some of its lines but not in all, its
+    name)."""
     if kind.content == "numbers":
         name = rng.choice(NUMBER_FILES) + ".txt"
         lines = [str(rng.randint(1, 99)) for _ in range(rng.randint(6, 9))]
@@ -90,8 +138,9 @@ def _files(rng: random.Random, kind: Kind) -> tuple[dict[str, str], list[str], s
     name = rng.choice(WORD_FILES) + ".txt"
     words = rng.sample(WORDS, 5)
     lines = [" ".join(rng.sample(words, rng.randint(1, 2))) for _ in range(rng.randint(6, 9))]
-    with_word, without = rng.sample(range(len(lines)), 2)
-    lines[with_word], lines[without] = words[0], words[1]
+    with_word, again, without = rng.sample(range(len(lines)), 3)
+    lines[with_word] = lines[again] = words[0]  # so that sorting alone does not give the different lines
+    lines[without] = words[1]
     return {name: "\n".join(lines) + "\n"}, lines, words[0], name
 
 
@@ -102,10 +151,10 @@ def shell() -> Domain:
         tasks=generate,
         verifier="stdout_equals",
         environment=EnvironmentSpec(kind="shell", max_new_tokens=20),
-        description="One shell command line over a small text file: count, first, last, matching, sorted or different lines, sums, names of files.",
+        description="One command line over a small text file: count, pick, match, sort or sum its lines, list files.",
         right="the command ends with 0 and prints what was asked for; how it does so is its own affair",
         cheats=(
-            "`echo 7` guesses a count, which is right in a quarter of those cases; the content of the file is not in the prompt",
+            "`echo 7` guesses a count, right in a quarter of those cases; the file is not in the prompt",
             "printing the whole file is right where the file happens to be sorted already (rare)",
         ),
         base=BASE["shell"],
