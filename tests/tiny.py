@@ -15,6 +15,7 @@ import os
 import random
 import string
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -34,7 +35,7 @@ torch.set_num_threads(1)  # deterministic, and faster for so small a model
 
 LETTERS = string.ascii_lowercase[:8]
 ALPHABET = string.ascii_lowercase + string.digits + " =:<>/#-\n,.?"
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": len(ALPHABET) + 1,
@@ -106,8 +107,9 @@ def domains() -> dict[str, Domain]:
     }
 
 
-def tokenizer() -> Tokenizer:
-    vocabulary = {c: i for i, c in enumerate(ALPHABET)} | {"<|end|>": len(ALPHABET)}
+def tokenizer(alphabet: str = ALPHABET) -> Tokenizer:
+    """One token for each character."""
+    vocabulary = {c: i for i, c in enumerate(alphabet)} | {"<|end|>": len(alphabet)}
     made = Tokenizer(models.WordLevel(vocabulary, unk_token="<|end|>"))
     made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     made.decoder = decoders.Fuse()
@@ -214,6 +216,7 @@ def model_folder() -> Path:
     return folder
 
 
-def load_policy(**options: object) -> Policy:
+def load_policy(**options: Any) -> Policy:
     """A policy of the tiny model in float32, on one thread."""
-    return Policy.load(str(model_folder()), **({"dtype": "float32", "threads": 1} | options))  # type: ignore[arg-type]
+    chosen: dict[str, Any] = {"dtype": "float32", "threads": 1} | options
+    return Policy.load(str(model_folder()), **chosen)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests import tiny
 
 from posttrain.inference import engine as engine_module
 from posttrain.inference.architecture import Architecture
@@ -23,7 +24,6 @@ from posttrain.inference.sampling import Sample, SampleRequest
 from posttrain.records import StopReason
 from posttrain.training.packing import Family, Member
 from posttrain.training.trainer import Trainer
-from tests import tiny
 
 BFLOAT16_NATS = 2e-2
 VOCABULARY = tiny.CONFIG["vocab_size"]
@@ -125,7 +125,12 @@ def schedules(draw: st.DrawFn) -> list[SampleRequest]:
 )
 @settings(max_examples=30)
 def test_the_engine_reports_the_log_probabilities_that_the_trainer_computes(
-    renderer: Renderer, requests: list[SampleRequest], rows: int, prefill: int, compact_below: float, micro_batch_tokens: int
+    renderer: Renderer,
+    requests: list[SampleRequest],
+    rows: int,
+    prefill: int,
+    compact_below: float,
+    micro_batch_tokens: int,
 ) -> None:
     engine = engine_of(renderer)
     with bounds(MAX_ROWS=rows, PREFILL_TOKENS=prefill, COMPACT_BELOW=compact_below):
@@ -149,7 +154,7 @@ def test_an_attempt_gets_the_same_tokens_alone_in_another_order_and_in_another_b
     renderer: Renderer, requests: list[SampleRequest], rng: random.Random
 ) -> None:
     engine = engine_of(renderer)
-    together = {r: s for r, s in zip(requests, engine.sample(requests), strict=True)}
+    together = dict(zip(requests, engine.sample(requests), strict=True))
     shuffled = list(together)
     rng.shuffle(shuffled)
     with bounds(MAX_ROWS=3):
@@ -224,7 +229,7 @@ def test_cached_prefixes_stay_under_their_bound_and_are_counted_right(renderer: 
 def test_a_prompt_that_is_the_stem_of_others_is_counted_once(renderer: Renderer) -> None:
     engine = engine_of(renderer)
     first, stem = (7,) * 8 + (1,) * 8, (7,) * 8 + (1,) * 8 + (2,) * 24
-    for prompts in ([first, stem, (*stem, 1, 2), (*stem, 3, 4)], [first + (9,), stem, (*stem, 5), (*stem, 6) * 2]):
+    for prompts in ([first, stem, (*stem, 1, 2), (*stem, 3, 4)], [(*first, 9), stem, (*stem, 5), (*stem, 6) * 2]):
         engine.sample([SampleRequest(p, ((),), (0,), 1) for p in prompts])
         assert engine._prefix_bytes == cached_bytes(engine)
 
@@ -274,7 +279,7 @@ def test_a_prompt_seen_before_is_not_computed_again(renderer: Renderer) -> None:
         lengths.append(len(ids))
         return forward(ids, *rest)
 
-    engine.model.forward = counted  # type: ignore[method-assign]
+    engine.model.forward = counted  # type: ignore[method-assign,assignment]
     prompt = tuple(range(30))
     engine.sample([SampleRequest(prompt, ((),) * 4, (0, 1, 2, 3), 3)])
     assert lengths == [30, 4, 4], "one prefill for the group, then two steps (the first token comes from the prefill)"

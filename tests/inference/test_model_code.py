@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests import tiny
 
 from posttrain.inference.architecture import Architecture, UnsupportedModel
 from posttrain.inference.attention import ROOT, Tree, TreeAttention
@@ -15,7 +16,6 @@ from posttrain.inference.lora import LoRA, LoraAdapter
 from posttrain.inference.model import Transformer
 from posttrain.inference.renderer import Renderer
 from posttrain.inference.sampling import SampleRequest
-from tests import tiny
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tied": {"tie_word_embeddings": True},
@@ -37,7 +37,8 @@ def reference(**changes: Any) -> Any:
         "num_key_value_heads": 2, "max_position_embeddings": 128, "eos_token_id": 48,
     }  # fmt: skip
     config = LlamaConfig(**(sizes | changes))
-    theirs = LlamaForCausalLM(config).float().eval()
+    theirs: Any = LlamaForCausalLM(config)
+    theirs.eval().float()
     with torch.no_grad():
         for parameter in theirs.parameters():  # large enough that positions, norms and heads all matter
             parameter.add_(torch.randn_like(parameter) * 0.3)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from tests.loop.tiny_recipe import write_recipe
 
 Start = Callable[..., subprocess.Popen[str]]

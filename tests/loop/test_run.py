@@ -1,4 +1,5 @@
-"""A whole run on the tiny model: what it leaves behind, and that it goes on after any interruption as if nothing had been."""
+"""A whole run on the tiny model: what it leaves behind, and that it goes on after any interruption as if nothing had
+been."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
+from tests.loop.conftest import Start
+from tests.loop.tiny_recipe import write_recipe
 
 from posttrain.config import load_recipe
 from posttrain.dashboard import render
 from posttrain.loop.run import run_recipe
 from posttrain.observability import read
 from posttrain.storage import RunFolderError
-from tests.loop.conftest import Start
-from tests.loop.tiny_recipe import write_recipe
 
 WAIT_S = 120
 CLOCKS = ("_s", "logprob_gap")  # a step's seconds are not part of its trace
@@ -37,6 +38,11 @@ def trace(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if not k.endswith(CLOCKS)} for row in rows]
 
 
+def answers(path: Path) -> list[str]:
+    """What the policy said to each held-out task."""
+    return [item["answer"] for item in json.loads(path.read_text())["items"]]
+
+
 def adapter(folder: Path) -> dict[str, bytes]:
     state = load_file(folder / "exports" / "adapter" / "adapter_model.safetensors")
     return {name: tensor.tobytes() for name, tensor in state.items()}
@@ -51,7 +57,9 @@ def test_a_run_leaves_everything_that_the_documentation_names(recipe: Path, tmp_
         assert key in values
     for role in ("training", "retention"):
         assert 0 <= values[role]["before"] <= 1 and 0 <= values[role]["after"] <= 1
-        assert values[role]["interval"][0] <= values[role]["after"] - values[role]["before"] <= values[role]["interval"][1]
+        assert (
+            values[role]["interval"][0] <= values[role]["after"] - values[role]["before"] <= values[role]["interval"][1]
+        )
     assert values["training"]["n"] == 60 and values["retention"]["n"] == 30
     assert set(values["domains"]) == {"reverse", "largest", "sorted"}
     assert values["decision"]["verdict"] in ("promote", "refuse", "inconclusive") and values["seed"] == 3
@@ -102,8 +110,7 @@ def test_a_run_that_is_killed_again_and_again_ends_in_the_same_weights_and_trace
     assert trace(killed) == trace(whole)
     assert adapter(killed) == adapter(whole)
     for name in ("eval_before.json", "eval_after.json"):
-        scores = [json.loads((folder / name).read_text())["items"] for folder in (whole, killed)]
-        assert [[i["answer"] for i in items] for items in scores][0] == [i["answer"] for i in scores[1]]
+        assert answers(killed / name) == answers(whole / name)
 
 
 def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(recipe: Path, tmp_path: Path, start: Start) -> None:
@@ -145,13 +152,11 @@ def test_a_run_folder_of_another_recipe_is_refused(recipe: Path, tmp_path: Path)
         ("import time; time.sleep(60)", "ran past"),
     ],
 )
-def test_a_broken_verifier_stops_the_run_and_says_why(
-    tmp_path: Path, start: Start, body: str, words: str
-) -> None:
+def test_a_broken_verifier_stops_the_run_and_says_why(tmp_path: Path, start: Start, body: str, words: str) -> None:
     folder = tmp_path / "recipe"
     path = write_recipe(folder, verifier="check.py:check", extra="")
     (folder / "check.py").write_text(f"def check(task, attempt):\n    {body}\n")
-    few = ["--set", "evaluation.items_per_domain=6", "--set", "rl.max_invalid_share=0.0"]
+    few = ["--set", "rewards.verifier_timeout_s=0.3", "--set", "rl.max_invalid_share=0.0"]
     code, _, err = finish(start(str(path), "--folder", str(tmp_path / "run"), *few))
     assert code == 3, err
     assert "have no verdict" in err and words in err and "Traceback" not in err

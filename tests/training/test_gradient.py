@@ -10,11 +10,13 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests import tiny
 from torch import Tensor
 
 from posttrain.inference.architecture import Architecture
@@ -24,7 +26,6 @@ from posttrain.training.grpo import GRPO
 from posttrain.training.packing import Family, Member
 from posttrain.training.sft import SFT
 from posttrain.training.trainer import TokenLoss, Trainer
-from tests import tiny
 
 RELATIVE = 1e-5
 Gradients = dict[str, Tensor]
@@ -82,17 +83,20 @@ def by_hand(
             for i, token in enumerate(member.ids):
                 if member.weight[i]:
                     logprob = logprobs[len(family.prefix) + i - 1, token]
-                    total = total + member.weight[i] * token_loss(logprob, member.sampled_logprob[i], member.advantage[i])
+                    total = total + member.weight[i] * token_loss(
+                        logprob, member.sampled_logprob[i], member.advantage[i]
+                    )
     total.backward()  # type: ignore[no-untyped-call,unused-ignore]
     return float(total.detach()), {name: _grad(p) for name, p in adapter.parameters().items()}
 
 
-def transformers_model() -> torch.nn.Module:
+def transformers_model() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    model: torch.nn.Module = LlamaForCausalLM(LlamaConfig(**tiny.CONFIG)).double()
+    model: Any = LlamaForCausalLM(LlamaConfig(**tiny.CONFIG))
+    model.double()
     model.load_state_dict({k: v.double() for k, v in STATE.items()}, strict=False)
-    model.config._attn_implementation = "eager"  # type: ignore[union-attr]
+    model.config._attn_implementation = "eager"
     return model
 
 
@@ -189,7 +193,10 @@ def test_tokens_the_policy_did_not_write_carry_no_gradient() -> None:
     """What stands at a masked place (its advantage, its log-probability) changes nothing."""
     families = families_of(3, 20, [3, 3])
     changed = [
-        replace(f, members=tuple(replace(m, advantage=_where_masked(m, 1e6), sampled_logprob=_logprobs(m)) for m in f.members))
+        replace(
+            f,
+            members=tuple(replace(m, advantage=_where_masked(m, 1e6), sampled_logprob=_logprobs(m)) for m in f.members),
+        )
         for f in families
     ]
     assert changed != families

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests import tiny
 
+from posttrain.inference.lora import LoRA
 from posttrain.inference.sampling import SampleRequest
 from posttrain.loop.policy import Policy
-from posttrain.inference.lora import LoRA
 from posttrain.training.grpo import GRPO
 from posttrain.training.packing import Family, Member
 from posttrain.training.sft import SFT
 from posttrain.training.trainer import NonFiniteLoss, PolicyMismatch, Trainer
-from tests import tiny
 
 
 @pytest.fixture

@@ -199,6 +199,17 @@ class GateSection(Section):
     confidence: Confidence = Field(default=0.95, description="Confidence level at which both must hold.")
 
 
+class RewardsSection(Section):
+    """How answers are judged."""
+
+    verifier_timeout_s: float = Field(
+        default=5.0,
+        gt=0,
+        le=600,
+        description="Seconds for one verdict; a verifier that takes longer gives none (invalid).",
+    )
+
+
 class SandboxSection(Section):
     """Where code that the model wrote runs."""
 
@@ -236,6 +247,9 @@ class DomainSection(Section):
     )
     max_new_tokens: int = Field(default=32, ge=1, description="Longest answer, in tokens.")
     stop: list[str] = Field(default_factory=lambda: ["\n"], description="Strings that end an answer.")
+    demonstration: str = Field(
+        "", description="Column that holds a right answer in full, for the supervised warm-up; empty: none."
+    )
     render: Literal["text", "chat"] = Field(
         default="text",
         description="text: the model continues the prompt; chat: the prompt goes through its chat template.",
@@ -266,6 +280,7 @@ class Recipe(Section):
     sft: SftSection = SftSection()
     rl: RlSection = RlSection()
     gate: GateSection = GateSection()
+    rewards: RewardsSection = RewardsSection()
     sandbox: SandboxSection = SandboxSection()
     domain: list[DomainSection] = Field(default_factory=list)
 

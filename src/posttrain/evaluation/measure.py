@@ -6,10 +6,10 @@ flat.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from posttrain.evaluation.results import EvalResult, ItemResult, passed
-from posttrain.records import Group, Invalid, Task
+from posttrain.records import Group, Invalid, Reward, Task
 from posttrain.rollout import Rollout
 
 SLICE = 64
@@ -21,15 +21,22 @@ async def measure(
     *,
     policy_version: int = 0,
     confidence: float = 0.95,
+    judged: Callable[[Iterable[Reward]], None] = lambda rewards: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[EvalResult, list[Group]]:
-    """The scores of the policy on `tasks` (held out, each once), and the episodes behind them (groups of one)."""
+    """The scores of the policy on `tasks` (held out, each once), and the episodes behind them (groups of one).
+
+    judged: is given the rewards of each slice as they come, for example `InvalidBudget.add`, which raises when too many
+    are invalid.
+    """
     trained = next((t for t in tasks if not t.split.held_out), None)
     if trained is not None:
         raise ValueError(f"{trained.id} is a training task: an evaluation measures held-out tasks only")
     groups: list[Group] = []
     for start in range(0, len(tasks), SLICE):
-        groups += await rollout.collect(tasks[start : start + SLICE], group_size=1, temperature=0.0, seed=0)
+        new = await rollout.collect(tasks[start : start + SLICE], group_size=1, temperature=0.0, seed=0)
+        groups += new
+        judged(r for g in new for r in g.rewards)
         progress(len(groups), len(tasks))
     items = tuple(_item(group) for group in groups)
     return EvalResult(items, confidence=confidence, policy_version=policy_version), groups

@@ -87,8 +87,8 @@ class Renderer:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_untrusted(self, text: str) -> list[int]:
-        """Token ids of a text from a tool, a program or a page: the spelling of a special token in it stays plain text, so
-        that what an environment prints can not end a turn or open another role."""
+        """Token ids of a text from a tool, a program or a page: the spelling of a special token in it stays plain
+        text, so that what an environment prints can not end a turn or open another role."""
         self._tokenizer.encode_special_tokens = True
         try:
             return self.encode(text)

@@ -7,7 +7,6 @@ engine reads the adapter of that version.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from posttrain.inference.architecture import Architecture
 from posttrain.inference.engine import Engine
@@ -154,7 +154,7 @@ class Policy:
 
     def load_state(self, path: Path) -> None:
         """Takes over what `save_state` wrote. Raises ValueError for a state of another model or adapter."""
-        metadata = _metadata(path)
+        state, metadata = _read(path)
         if metadata.get("base_model") != self.base_model:
             raise ValueError(
                 f"{path} was trained on another model ({metadata.get('base_model', 'unknown')[:12]}); load that model"
@@ -164,7 +164,7 @@ class Policy:
                 f"{path} holds the adapter {metadata.get('adapter', 'unknown')}, not {self._adapter_in_words()}: "
                 "load the policy with that one"
             )
-        self._trainer().load_state(load_file(path))
+        self._trainer().load_state(state)
         self.version = int(metadata["version"])
         if self.adapter is not None:
             self.adapter.invalidate()
@@ -235,8 +235,10 @@ def _reward_metrics(data: Sequence[Group] | Sequence[Demonstration]) -> dict[str
     }
 
 
-def _metadata(path: Path) -> dict[str, str]:
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header: dict[str, dict[str, str]] = json.loads(file.read(size))
-    return header.get("__metadata__", {})
+def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Tensors and metadata of a state, whole or not at all."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no whole state of a policy ({error}): use an earlier one") from None

@@ -75,6 +75,8 @@ async def reinforce(session: Session, state: RlState) -> RlState:
     limit_s = 60 * session.recipe.run.minutes_limit if session.recipe.run.minutes_limit else float("inf")
     session.metrics.truncate_after("rl", state.step - 1)
     budget = InvalidBudget(settings.max_invalid_share)
+    for step in range(state.step):
+        budget.add(r for g in session.trajectories.read("rl", step) or () for r in g.rewards)
     while state.step < settings.steps:
         if session.stopping or session.elapsed_s > limit_s:
             save_checkpoint(session, state)
@@ -154,12 +156,16 @@ async def _collect(session: Session, counts: dict[str, int], step: int) -> list[
 
 
 def _draw(session: Session, wanted: dict[str, int], step: int, round_: int, exclude: frozenset[str]) -> list[Task]:
-    return [
-        task
-        for name, n in wanted.items()
-        if n
-        for task in session.domains[name].draw(n, Split.TRAIN, session.seed("rl", name, step, round_), exclude)
-    ]
+    """Tasks of each domain; fewer where a file of tasks does not hold as many others."""
+    tasks: list[Task] = []
+    for name, wished in wanted.items():
+        domain = session.domains[name]
+        held = domain.card().splits[Split.TRAIN]["tasks"]
+        used = sum(task_id.startswith(f"{name}/") for task_id in exclude)
+        n = wished if held is None else min(wished, int(held) - used)
+        if n > 0:
+            tasks += domain.draw(n, Split.TRAIN, session.seed("rl", name, step, round_), exclude)
+    return tasks
 
 
 def _by_domain(groups: list[Group]) -> dict[str, dict[str, float]]:

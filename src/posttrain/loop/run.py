@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,6 +61,9 @@ def run_recipe(
     written = "\n".join(Path(s).read_text() for s in loaded.sources)
     reporter = reporter or SilentReporter()
     with RunFolder.open(path, fingerprint, written) as run:
+        if run.done("export") and run.summary.exists():
+            reporter.message(f"{path} is finished already; choose another folder to run it again")
+            return Summary(path, json.loads(run.summary.read_text()))
         return asyncio.run(_run(loaded, run, domains, reporter, command))
 
 
@@ -72,6 +77,7 @@ async def _run(
     rollout = Rollout(
         policy, group_size=recipe.rl.group_size, temperature=recipe.rl.temperature, sandbox=sandbox_spec(recipe),
         sandboxes_parallel=recipe.sandbox.parallel,
+        verifier_timeout_s=recipe.rewards.verifier_timeout_s,
     )  # fmt: skip
     async with rollout:
         with MetricsLog(run.metrics) as metrics:
@@ -141,16 +147,16 @@ async def _evaluate(session: Session, name: str, title: str) -> EvalResult:
     tasks = session.held_out()
     session.reporter.stage(title, f"{len(tasks)} held-out tasks of {len(session.domains)} domains")
     session.policy.engine.forget()
+    budget = InvalidBudget(session.recipe.rl.max_invalid_share)
     with session.phases("evaluate"):
         result, groups = await measure(
             session.rollout,
             tasks,
             policy_version=session.policy.version,
-            confidence=session.recipe.gate.confidence,
+            confidence=session.recipe.evaluation.confidence,
+            judged=budget.add,
             progress=lambda done, total: session.reporter.advance(done, total),
         )
-    budget = InvalidBudget(session.recipe.rl.max_invalid_share)
-    budget.add(r for g in groups for r in g.rewards)
     session.trajectories.write(name, 0, groups)
     session.save_json(f"{name}.json", result.to_json())
     session.run.stage_done(name, result.to_json())
@@ -170,14 +176,15 @@ async def _diagnose(session: Session) -> Diagnosis:
     )
     session.policy.engine.forget()
     groups: list[Group] = []
+    budget = InvalidBudget(session.recipe.rl.max_invalid_share)
     with session.phases("diagnose"):
         for done, name in enumerate(names):
             tasks = session.domains[name].draw(settings.tasks_per_domain, Split.TRAIN, session.seed("diagnosis"))
             groups += await session.rollout.collect(
                 tasks, group_size=settings.samples_per_task, seed=session.seed("diagnosis", name)
             )
+            budget.add(r for g in groups[-len(tasks) :] for r in g.rewards)
             session.reporter.advance(done + 1, len(names), name)
-    InvalidBudget(session.recipe.rl.max_invalid_share).add(r for g in groups for r in g.rewards)
     session.trajectories.write("diagnosis", 0, groups)
     limits = Thresholds(at_zero=settings.learnable_min, saturated=settings.learnable_max)
     result = diagnose(groups, names, limits)
@@ -242,11 +249,18 @@ def _export(session: Session, decision: Decision) -> None:
     with session.phases("export"):
         export_adapter(adapter, base, session.run.exports / "adapter")
         session.reporter.advance(1, 3, "adapter")
-        merged = export_merged(adapter, base, session.run.exports / "merged")
+        unchecked = export_merged(adapter, base, session.run.exports / ".merged.unchecked")
         gc.collect()
         session.reporter.advance(2, 3, "merged folder")
         prompts = [session.policy.renderer.render(t) for t in session.held_out()[::40][:4]]
-        gap = check_round_trip(merged, adapter, base, prompts)
+        try:
+            gap = check_round_trip(unchecked, adapter, base, prompts)
+        except BaseException:
+            shutil.rmtree(unchecked)
+            raise
+        merged = session.run.exports / "merged"
+        shutil.rmtree(merged, ignore_errors=True)
+        unchecked.rename(merged)
         session.reporter.advance(3, 3, f"round trip: {gap:.1e} nats")
     if decision.verdict == "promote":
         promote(session.run.exports / "champion.json", merged, decision, {"policy_version": session.policy.version})

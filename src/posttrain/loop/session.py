@@ -133,6 +133,7 @@ def own_domain(section: DomainSection, base_folder: Path) -> Domain:
         tasks=base_folder / section.tasks,
         prompt=section.prompt,
         answer=section.answer,
+        demonstrations=section.demonstration or None,
         verifier=verifier,
         environment=environment,
         render=section.render,

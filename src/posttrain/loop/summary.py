@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,14 @@ def make_summary(session: Session, comparison: Comparison, decision: Decision, c
 def versions() -> dict[str, str]:
     """Of posttrain, Python and what computes."""
     names = ("posttrain", "torch", "tokenizers", "transformers", "numpy", "pyarrow")
-    return {"python": platform.python_version(), "machine": platform.machine(), **{n: version(n) for n in names}}
+    return {"python": platform.python_version(), "machine": platform.machine(), **{n: _version(n) for n in names}}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"  # run from a source folder
 
 
 def _cost(session: Session) -> dict[str, float]:

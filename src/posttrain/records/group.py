@@ -13,7 +13,7 @@ from posttrain.records.task import Task
 from posttrain.records.trajectory import Trajectory
 
 
-class HeldOutLeak(ValueError):  # noqa: N818 (the name says it)
+class HeldOutLeak(ValueError):
     """A task that measures the model was about to train it."""
 
 

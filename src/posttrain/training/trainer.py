@@ -111,7 +111,9 @@ class Trainer:
                 self._same_policy(gap_sum / gap_tokens, gap_tokens)
             total = (micro.weight_m * loss.token_loss(logprob_m, micro.sampled_logprob_m, micro.advantage_m)).sum()
             if not torch.isfinite(total):
-                raise NonFiniteLoss(f"the loss is {float(total)} in a batch of {micro.domains}; no update was applied")
+                raise NonFiniteLoss(
+                    f"the loss is {float(total.detach())} in a batch of {micro.domains}; no update was applied"
+                )
             total.backward()  # type: ignore[no-untyped-call,unused-ignore]
             seen.loss += float(total.detach())
             seen.tokens += len(logprob_m)

@@ -15,7 +15,8 @@ WORDS = tuple(
     """apple river stone chair cloud tiger bread window garden pencil ocean lemon horse candle bridge island pepper
     rocket silver basket engine flower mirror orange planet ribbon tunnel violet wagon zebra anchor barrel
     button carpet castle coffee copper cotton desert dragon eagle feather forest hammer harbor jacket kitchen
-    ladder market meadow needle parrot pocket rabbit saddle shadow ticket turtle valley winter""".split()  # noqa: SIM905
+    ladder market meadow needle parrot pocket rabbit saddle shadow ticket turtle
+    valley winter""".split()  # noqa: SIM905
 )
 # The shots use words of their own: no item repeats one.
 SHOTS = (("book", "lamp", "fish", "moon"), ("desk", "train", "salt"))
