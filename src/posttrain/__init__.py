@@ -6,6 +6,7 @@ The names of `__all__` are loaded when they are first used: `import posttrain` c
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from posttrain.sandbox import SandboxPool, SandboxSpec
     from posttrain.tasks.domain import Domain
     from posttrain.training.grpo import GRPO
+
+# Before torch is loaded: threads of its CPU kernels that spin for each other lose a hundredfold when another process
+# wants one of the cores; a short spin keeps the speed of an idle machine. Whoever has set a policy keeps it.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 __all__ = [
     "GRPO",

@@ -228,10 +228,12 @@ def test_cached_prefixes_stay_under_their_bound_and_are_counted_right(renderer: 
 
 def test_a_prompt_that_is_the_stem_of_others_is_counted_once(renderer: Renderer) -> None:
     engine = engine_of(renderer)
-    first, stem = (7,) * 8 + (1,) * 8, (7,) * 8 + (1,) * 8 + (2,) * 24
-    for prompts in ([first, stem, (*stem, 1, 2), (*stem, 3, 4)], [(*first, 9), stem, (*stem, 5), (*stem, 6) * 2]):
-        engine.sample([SampleRequest(p, ((),), (0,), 1) for p in prompts])
-        assert engine._prefix_bytes == cached_bytes(engine)
+    start = (7,) * 16
+    stem = start + (2,) * 24  # shares little with the first prompt, and everything with the two that continue it
+    prompts = [(*start, 1), stem, stem + (1,) * 60, stem + (3,) * 60]
+    assert engine_module._stems(sorted(prompts)) == dict(zip(prompts, (start, start, stem, stem), strict=True))
+    engine.sample([SampleRequest(p, ((),), (0,), 1) for p in prompts])
+    assert engine._prefix_bytes == cached_bytes(engine)
 
 
 def test_rows_decoded_together_stay_within_the_cache_bound(renderer: Renderer) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests import tiny
 
 from posttrain.inference.renderer import Renderer
-from posttrain.records import Scored, Split, StopReason, Task
+from posttrain.records import Invalid, Scored, Split, StopReason, Task
 from posttrain.rollout import Rollout, ScriptedPolicy
 from posttrain.tasks import TRAINING, Domain, get_domain, list_domains
 
@@ -71,6 +71,29 @@ async def test_a_function_that_is_mended_after_its_log_is_worth_a_little_less(re
         assert reward.failure is None
         assert "NameError" in trajectory.text, "the log goes into the context"
         assert trajectory.evidence["attempts_used"] == 2
+
+
+async def test_a_broken_test_program_is_a_fault_and_not_a_wrong_answer(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    domain = get_domain("write_run_debug")
+    (task,) = domain.draw(1, Split.TRAIN, 1)
+    monkeypatch.setattr("posttrain.tasks.write_run_debug.harness_source", lambda *_: "this is no program")
+    async with Rollout(ScriptedPolicy(renderer, [(task, right_turns(domain, task))]), group_size=1) as rollout:
+        (group,) = await rollout.collect([task])
+    (reward,) = group.rewards
+    assert isinstance(reward, Invalid)
+    assert "SyntaxError" in reward.reason
+    assert "\n" not in reward.reason
+
+
+@pytest.mark.parametrize(
+    "body", ["    import os, signal; os.kill(os.getppid(), signal.SIGKILL)", "    while True: pass"]
+)
+async def test_a_function_that_ends_or_stalls_its_tests_is_worth_nothing(renderer: Renderer, body: str) -> None:
+    (task,) = get_domain("write_run_debug").draw(1, Split.TRAIN, 1)
+    (reward,) = await play(renderer, [(task, ("\n" + body,))])
+    assert reward.value == 0.0
 
 
 async def test_a_tool_call_without_the_right_answer_earns_only_the_step(renderer: Renderer) -> None:

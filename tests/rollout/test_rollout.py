@@ -89,6 +89,7 @@ async def test_the_seed_of_an_attempt_depends_on_its_task_and_number_only(policy
     def said(group: Group) -> list[list[int]]:
         return [t.token_ids.tolist() for t in group.trajectories]
 
+    assert len({t.seed for g in first for t in g.trajectories}) == 4 * len(tasks)
     assert said(first[0])[:2] == said(alone[0])
     assert list(map(said, first)) == list(map(said, backwards[::-1]))
     seeds = [t.seed for g in twice for t in g.trajectories]

@@ -98,7 +98,7 @@ class DecodeCache:
         own_k, own_v = self.own_kv[layer]
         own_k[:, :, self.used], own_v[:, :, self.used] = k_bke, v_bke
         end = self.used + 1
-        q_bkre = q_bhe.view(rows, heads, -1, width) * (1 / math.sqrt(width))
+        q_bkre = q_bhe.reshape(rows, heads, -1, width) * (1 / math.sqrt(width))
         shares = q_bkre.shape[2]
         groups, size = self.grid
         pk_gkpe, pv_gkpe = self.prefix_kv[layer]

@@ -2,7 +2,7 @@
 
 Tokens lie flat, [N] over all sequences, so that every product but attention runs without padding. Attention is a
 callable that the caller brings: the engine's reads a cache, the trainer's a tree of prompt and attempts. The residual
-stream, norms, rotary positions, attention and the head are computed in float32; the projections in the compute dtype
+stream, norms, rotary positions and attention are computed in float32; the projections in the compute dtype
 (bfloat16 or float32). That is what keeps sampler and trainer together (invariant 2): only the projections round, and
 both use the same.
 
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posttrain.inference.architecture import Architecture
+from posttrain.inference.logprobs import head_logits
 from posttrain.inference.lora import LayerLora
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -65,6 +66,7 @@ class Transformer:
         d, m = a.hidden_size, a.intermediate_size
         self.embed_vd = take("model.embed_tokens.weight", a.vocab_size, d)
         self.head_vd = self.embed_vd if a.tied_head else take("lm_head.weight", a.vocab_size, d)
+        self.head_low_vd = self.head_vd.to(dtype) if dtype is torch.bfloat16 else None
         self.norm_d = take("model.norm.weight", d)
         self.layers = []
         for i in range(a.layers):
@@ -130,10 +132,10 @@ class Transformer:
             adapter = lora[i] if lora is not None else None
             h = F.rms_norm(x_nd, (a.hidden_size,), layer.norm_attention_d, a.norm_eps).to(self.dtype)
             qkv = _project(h, layer.qkv, adapter and adapter.qkv).float()
-            q, k, v = qkv.split(a.qkv_sizes, dim=-1)
-            q_nhe = _rotate(q.unflatten(-1, (a.heads, a.head_dim)), cos_n1e, sin_n1e)
-            k_nke = _rotate(k.unflatten(-1, (a.kv_heads, a.head_dim)), cos_n1e, sin_n1e)
-            o_nhe = attend(i, q_nhe, k_nke, v.unflatten(-1, (a.kv_heads, a.head_dim)))
+            heads = qkv.unflatten(-1, (a.heads + 2 * a.kv_heads, a.head_dim))
+            turned, v_nke = heads.split((a.heads + a.kv_heads, a.kv_heads), dim=1)
+            q_nhe, k_nke = _rotate(turned, cos_n1e, sin_n1e).split((a.heads, a.kv_heads), dim=1)
+            o_nhe = attend(i, q_nhe, k_nke, v_nke)
             x_nd = x_nd + _project(o_nhe.flatten(-2).to(self.dtype), layer.out, adapter and adapter.out)
             h = F.rms_norm(x_nd, (a.hidden_size,), layer.norm_mlp_d, a.norm_eps).to(self.dtype)
             gate, up = _project(h, layer.gate_up, adapter and adapter.gate_up).chunk(2, dim=-1)
@@ -141,8 +143,8 @@ class Transformer:
         return F.rms_norm(x_nd, (a.hidden_size,), self.norm_d, a.norm_eps)
 
     def logits(self, hidden_nd: Tensor) -> Tensor:
-        """[N, v] float32: the head is never rounded (ScaleRL, arXiv 2510.13786, section 3.2)."""
-        return F.linear(hidden_nd, self.head_vd)
+        """[N, v] float32, precise where the probability is (see `logprobs.head_logits`)."""
+        return head_logits(hidden_nd, self.head_vd, self.head_low_vd)
 
     def _rotations(self, positions_n: Tensor) -> tuple[Tensor, Tensor]:
         angles = positions_n.float()[:, None] * self._rope_e2
@@ -160,4 +162,4 @@ def _project(x: Tensor, weight: Tensor, adapter: tuple[Tensor, Tensor] | None) -
 
 def _rotate(x_nhe: Tensor, cos_n1e: Tensor, sin_n1e: Tensor) -> Tensor:
     first, second = x_nhe.chunk(2, dim=-1)
-    return x_nhe * cos_n1e + torch.cat((-second, first), dim=-1) * sin_n1e
+    return torch.addcmul(x_nhe * cos_n1e, torch.cat((-second, first), dim=-1), sin_n1e)

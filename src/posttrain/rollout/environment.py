@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from posttrain.records import Task, ToolResult
-from posttrain.sandbox import SandboxPool
+from posttrain.sandbox import SandboxError, SandboxPool
 from posttrain.tasks import shell, write_run_debug
 from posttrain.tools import execute, parse_call, tools_for
 
@@ -105,6 +105,9 @@ class WriteRunDebug:
         harness = write_run_debug.harness_source(self.task, text, nonce)
         async with self.sandboxes.sandbox() as sandbox:
             result = await sandbox.exec(["python3", "-I", "-S", "-c", harness], stdin=nonce.encode() + b"\n")
+        if 0 < result.exit < 128 and nonce not in result.stdout and not (result.timed_out or result.out_of_memory):
+            # not ended by a signal and yet no report: the program that tests is broken, whatever the policy wrote
+            raise SandboxError(f"the tests could not run: {' '.join(result.stderr.split())[-200:]}")
         pass_rate, log = write_run_debug.parse_report(result.stdout, nonce)
         if result.timed_out:
             log = "TimeoutError: the function did not finish"

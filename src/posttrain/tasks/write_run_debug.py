@@ -74,8 +74,8 @@ os._exit(0)
 # Runs in the first interpreter; JOB and DIGEST are filled in. same(): 1 and 1.0 are equal, 1 and True are not.
 _HARNESS = r"""
 import base64, ctypes, hashlib, json, os, signal, subprocess, sys, threading
-ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: the policy's code runs as the same user and must not read
-this memory nonce = sys.stdin.readline().strip()
+ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: same user, yet it must not read this memory
+nonce = sys.stdin.readline().strip()
 if hashlib.sha256(nonce.encode()).hexdigest() != DIGEST:
     sys.exit("the first line of the standard input must be the nonce")
 data = base64.b64decode(JOB)

@@ -142,7 +142,9 @@ class Trainer:
     def _logprobs(self, micro: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         attention = TreeAttention(micro.trees, self.model.device)
         hidden_nd = self.model.forward(micro.ids_n, micro.positions_n, attention, self.lora())
-        return token_logprobs(hidden_nd[micro.source_m], self.model.head_vd, micro.targets_m, temperature)
+        return token_logprobs(
+            hidden_nd[micro.source_m], self.model.head_vd, micro.targets_m, temperature, self.model.head_low_vd
+        )
 
     def _same_policy(self, gap_mean: float, tokens: int) -> None:
         limit = MISMATCH_MEAN[self.model.dtype]
