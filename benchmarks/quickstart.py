@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from harness import Row, arguments, finish, repeat, row
+from _harness import Row, arguments, finish, repeat, row
 from posttrain.inference.lora import LoRA
 from posttrain.inference.sampling import SampleRequest
 from posttrain.loop.policy import Policy

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.inference.logprobs import CHUNK_TOKENS, token_logprobs
+from posttrain.inference.logprobs import CHUNK_TOKENS, EXACT_TOP, head_logits, token_logprobs
 from posttrain.inference.sampling import SampleRequest, draw, uniforms
 
 ALMOST_ONE = 1 - 2.0**-24
@@ -132,3 +132,31 @@ def test_a_frozen_head_costs_no_gradient() -> None:
     token_logprobs(hidden, head, torch.tensor([0, 1, 2]))[0].sum().backward()  # type: ignore[no-untyped-call,unused-ignore]
     assert head.grad is None
     assert hidden.grad is not None
+
+
+def test_the_bfloat16_head_is_exact_where_the_probability_is() -> None:
+    generator = torch.Generator().manual_seed(3)
+    head = torch.randn(2000, 64, generator=generator)
+    hidden = 1.5 * torch.randn(40, 64, generator=generator)
+    low = head.to(torch.bfloat16)
+    exact, rounded = head_logits(hidden, head), (hidden.to(torch.bfloat16) @ low.t()).float()
+    found = head_logits(hidden, head, low)
+    top = exact.topk(EXACT_TOP // 2, dim=-1).indices
+    assert (found - exact).gather(1, top).abs().max() < 1e-4 < (rounded - exact).gather(1, top).abs().max()
+    chosen = exact.argmax(-1)
+    got, _ = token_logprobs(hidden, head, chosen, 1.0, low)
+    want, _ = token_logprobs(hidden, head, chosen)
+    assert (got - want).abs().max() < 1e-3
+
+
+def test_the_gradient_through_the_bfloat16_head_is_that_of_float32_but_for_rounding() -> None:
+    generator = torch.Generator().manual_seed(4)
+    head = torch.randn(500, 32, generator=generator)
+    targets = torch.randint(0, 500, (30,), generator=generator)
+    grads = []
+    for low in (None, head.to(torch.bfloat16)):
+        hidden = torch.randn(30, 32, generator=torch.Generator().manual_seed(5)).requires_grad_()
+        token_logprobs(hidden, head, targets, 1.0, low)[0].sum().backward()  # type: ignore[no-untyped-call,unused-ignore]
+        assert hidden.grad is not None
+        grads.append(hidden.grad)
+    assert (grads[0] - grads[1]).norm() / grads[0].norm() < 1e-2

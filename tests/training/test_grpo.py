@@ -160,5 +160,5 @@ def test_a_setting_that_would_break_the_loss_is_refused(name: str, value: float)
 @given(rewards)
 def test_advantages_have_the_unbiased_deviation_of_one(values: list[float]) -> None:
     found = GRPO(std_epsilon=1e-12).advantages(values)
-    if any(found):
+    if max(values) - min(values) > 1e-3:  # far above the epsilon
         assert statistics.stdev(found) == pytest.approx(1, rel=1e-6)

@@ -72,6 +72,47 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     return shorter
 
 
+BLOCK_TOKENS = 192
+"""Queries that are attended in one call: subtrees do not see each other, so one call over many of them is mostly
+waste."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Queries [start, end) of a tree; they see the cached past, the first `head` tokens of the tree and their own
+    block."""
+
+    start: int
+    end: int
+    head: int
+    mask: Tensor | None
+
+
+def _blocks(tree: Tree, device: torch.device) -> list[_Block]:
+    if tree.is_chain:
+        return [_Block(0, tree.tokens, 0, None)]
+    mask = tree.mask(device)
+    roots = sum(parent == ROOT for _, parent in tree.segments)
+    head = tree.segments[0][0] if roots == 1 else 0
+    above = 0 if roots == 1 else ROOT
+    starts, at = [], 0
+    for i, (length, parent) in enumerate(tree.segments):
+        if parent == above and (i or roots != 1):
+            starts.append(at)
+        at += length
+    if tree.tokens - head <= BLOCK_TOKENS or len(starts) < 2:
+        return [_Block(0, tree.tokens, 0, mask)]
+    cuts = [starts[0]]
+    for start, end in zip(starts, [*starts[1:], tree.tokens], strict=True):
+        if end - cuts[-1] > BLOCK_TOKENS and start > cuts[-1]:
+            cuts.append(start)
+    blocks = [] if head == 0 else [_Block(0, head, 0, mask[:head, : tree.past + head] if tree.past else None)]
+    for start, end in zip(cuts, [*cuts[1:], tree.tokens], strict=True):
+        keys = torch.cat((mask[start:end, : tree.past + head], mask[start:end, tree.past + start : tree.past + end]), 1)
+        blocks.append(_Block(start, end, head, keys))
+    return blocks
+
+
 class TreeAttention:
     """An `Attend` over trees laid one after the other.
 
@@ -87,9 +128,8 @@ class TreeAttention:
         past: list[list[tuple[Tensor, Tensor]] | None] | None = None,
         keep: bool = False,
     ):
-        self.trees = trees
         self.sizes = [t.tokens for t in trees]
-        self.masks = [None if t.is_chain else t.mask(device) for t in trees]
+        self.blocks = [_blocks(t, device) for t in trees]
         self.past = past
         self.keep = keep
         self.kept: list[tuple[Tensor, Tensor]] = []
@@ -97,20 +137,44 @@ class TreeAttention:
     def __call__(self, layer: int, q_nhe: Tensor, k_nke: Tensor, v_nke: Tensor) -> Tensor:
         if self.keep:
             self.kept.append((k_nke, v_nke))
-        repeats = q_nhe.shape[1] // k_nke.shape[1]
+        parts = zip(q_nhe.split(self.sizes), k_nke.split(self.sizes), v_nke.split(self.sizes), strict=True)
         outs = []
-        for i, (q, k, v) in enumerate(
-            zip(q_nhe.split(self.sizes), k_nke.split(self.sizes), v_nke.split(self.sizes), strict=True)
-        ):
+        for i, (q, k, v) in enumerate(parts):
             past = self.past[i] if self.past is not None else None
-            if past is not None:
-                k, v = torch.cat((past[layer][0], k)), torch.cat((past[layer][1], v))
-            if repeats > 1:
-                k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
-            mask = self.masks[i]
-            out = F.scaled_dot_product_attention(
-                q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None],
-                attn_mask=mask, is_causal=mask is None,
-            )  # fmt: skip
-            outs.append(out[0].transpose(0, 1))
+            before = past[layer] if past is not None else None
+            for block in self.blocks[i]:
+                own = (
+                    (k, v)
+                    if block.end - block.start == len(q)
+                    else (k[block.start : block.end], v[block.start : block.end])
+                )
+                outs.append(_attend(q[block.start : block.end], *_keys(before, (k, v), own, block.head), block.mask))
         return torch.cat(outs)
+
+
+def _keys(
+    past: tuple[Tensor, Tensor] | None, tree: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], head: int
+) -> tuple[Tensor, Tensor]:
+    """What a block's queries may see: the past, the tree's head, the block itself."""
+    k = [past[0]] if past is not None else []
+    v = [past[1]] if past is not None else []
+    if head:
+        k.append(tree[0][:head])
+        v.append(tree[1][:head])
+    if not k:
+        return own
+    return torch.cat((*k, own[0])), torch.cat((*v, own[1]))
+
+
+def _attend(q_qhe: Tensor, k_tke: Tensor, v_tke: Tensor, mask_qt: Tensor | None) -> Tensor:
+    repeats = q_qhe.shape[1] // k_tke.shape[1]
+    if repeats > 1:
+        k_tke, v_tke = k_tke.repeat_interleave(repeats, dim=1), v_tke.repeat_interleave(repeats, dim=1)
+    out = F.scaled_dot_product_attention(
+        q_qhe.transpose(0, 1)[None],
+        k_tke.transpose(0, 1)[None],
+        v_tke.transpose(0, 1)[None],
+        attn_mask=mask_qt,
+        is_causal=mask_qt is None,
+    )
+    return out[0].transpose(0, 1)

@@ -76,6 +76,7 @@ class DecodeCache:
         self.row_at_place = torch.zeros(len(groups) * size, dtype=torch.long, device=self.device)
         self.row_at_place[self.place_of_row_b] = torch.arange(len(self.group_of_row), device=self.device)
         self.grid = (len(groups), size)
+        self.full = len(groups) * size == len(self.group_of_row)  # every place has its row, in order: nothing to move
         self.row_mask_b1p = self.prefix_mask_gp[self.group_of_row][:, None, None]
 
     def keep_rows(self, rows: Tensor) -> None:
@@ -103,14 +104,22 @@ class DecodeCache:
         groups, size = self.grid
         pk_gkpe, pv_gkpe = self.prefix_kv[layer]
         slots = pk_gkpe.shape[2]
-        q_grid = q_bkre[self.row_at_place].view(groups, size, heads, shares, width).transpose(1, 2).flatten(2, 3)
+        q_grid = self._placed(q_bkre).view(groups, size, heads, shares, width).transpose(1, 2).flatten(2, 3)
         scores_grid = q_grid @ pk_gkpe.transpose(-1, -2)
         scores_grid = scores_grid.view(groups, heads, size, shares, slots).transpose(1, 2).flatten(0, 1)
-        prefix = scores_grid[self.place_of_row_b] + self.row_mask_b1p
-        own = q_bkre @ own_k[:, :, :end].transpose(-1, -2) + self.own_mask_bt[:, None, None, :end]
+        prefix = self._taken_back(scores_grid) + self.row_mask_b1p
+        own = (q_bkre @ own_k[:, :, :end].transpose(-1, -2)).add_(self.own_mask_bt[:, None, None, :end])
         weights = torch.cat((prefix, own), dim=-1).softmax(-1)
-        w_grid = weights[..., :slots][self.row_at_place].view(groups, size, heads, shares, slots)
+        w_grid = self._placed(weights[..., :slots]).reshape(groups, size, heads, shares, slots)
         from_prefix = w_grid.transpose(1, 2).flatten(2, 3) @ pv_gkpe
         from_prefix = from_prefix.view(groups, heads, size, shares, width).transpose(1, 2).flatten(0, 1)
-        out = from_prefix[self.place_of_row_b] + weights[..., slots:] @ own_v[:, :, :end]
-        return out.view(rows, heads * shares, width)
+        out = self._taken_back(from_prefix) + weights[..., slots:] @ own_v[:, :, :end]
+        return out.reshape(rows, heads * shares, width)
+
+    def _placed(self, by_row: Tensor) -> Tensor:
+        """[b, ...] -> [g * n, ...]"""
+        return by_row if self.full else by_row.index_select(0, self.row_at_place)
+
+    def _taken_back(self, by_place: Tensor) -> Tensor:
+        """[g * n, ...] -> [b, ...]"""
+        return by_place if self.full else by_place.index_select(0, self.place_of_row_b)

@@ -77,9 +77,9 @@ def draw(logits_bv: Tensor, uniform_b: Tensor, temperature: float) -> tuple[Tens
     if temperature == 0.0:
         token_b = logits_bv.argmax(-1)
         return token_b, logits_bv.log_softmax(-1).gather(1, token_b[:, None])[:, 0]
-    logprob_bv = (logits_bv / temperature).log_softmax(-1)
-    running_bv = logprob_bv.exp().cumsum_(-1)
+    probability_bv = (logits_bv if temperature == 1.0 else logits_bv / temperature).softmax(-1)
+    running_bv = probability_bv.cumsum(-1)
     # scaled by the last entry, since float32 sums end near 1, not at it
     point_b1 = uniform_b.to(running_bv.dtype)[:, None] * running_bv[:, -1:]
     token_b = torch.searchsorted(running_bv, point_b1, right=True)[:, 0].clamp_(max=logits_bv.shape[1] - 1)
-    return token_b, logprob_bv.gather(1, token_b[:, None])[:, 0]
+    return token_b, probability_bv.gather(1, token_b[:, None])[:, 0].log()
