@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # wants one of the cores; a short spin keeps the speed of an idle machine. Whoever has set a policy keeps it.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+# A compiled kernel with its buffers is kept for each shape of a product, 1024 of them by default: gigabytes, since the
+# number of tokens differs each time.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
 
 __all__ = [
     "GRPO",

@@ -35,7 +35,7 @@ def own_domains(recipe: Path | None) -> dict[str, Domain]:
     if recipe is None:
         return {}
     from posttrain.config import load_recipe
-    from posttrain.loop.session import own_domain
+    from posttrain.loop.preflight import own_domain
 
     loaded = load_recipe([recipe])
     return {section.name: own_domain(section, loaded.base_folder) for section in loaded.recipe.domain}

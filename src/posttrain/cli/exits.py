@@ -65,7 +65,7 @@ def judge(error: Exception) -> tuple[int, str]:
     message = next(iter(str(error).splitlines()), "")
     if isinstance(error, ValueError) and _is_ours(error):
         return USER_ERROR, message
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or "can't allocate memory" in message:  # torch says it with a RuntimeError
         return FAULT, "out of memory: close programs, or take a smaller model or smaller batches"
     if isinstance(error, ModuleNotFoundError):
         return FAULT, f"{message}: run `make install` again, the installation is incomplete"

@@ -31,11 +31,12 @@ def run(
     from posttrain.observability import reporter_for
 
     command = shlex.join(["posttrain", *sys.argv[1:]])
+    again = shlex.join([sys.argv[0] if "posttrain" in Path(sys.argv[0]).name else "posttrain", *sys.argv[1:]])
     reporter = reporter_for(json_lines=as_json)
     try:
         summary = run_recipe(loaded, folder, reporter, command=command)
     except (Interrupted, KeyboardInterrupt, asyncio.CancelledError):
-        raise KeyboardInterrupt(f"stopped, and saved up to the last step; to go on: {command}") from None
+        raise KeyboardInterrupt(f"stopped, and saved up to the last step; to go on: {again}") from None
     finally:
         reporter.close()
     from posttrain.dashboard import print_summary, render

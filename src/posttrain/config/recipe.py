@@ -36,7 +36,7 @@ class RunSection(Section):
     """The run as a whole."""
 
     name: Annotated[str, StringConstraints(pattern=RUN_NAME)] = Field(
-        default="quickstart", description="Name of the run; the default folder is runs/NAME."
+        default="run", description="Name of the run; the default folder is runs/NAME."
     )
     seed: int = Field(
         default=0, ge=0, lt=2**32, description="Seed of everything random: tasks, sampling, initial adapter."
@@ -45,7 +45,7 @@ class RunSection(Section):
     minutes_limit: float | None = Field(
         default=None,
         gt=0,
-        description="Minutes after which training stops at the next step; unset: none.",
+        description="Minutes after which RL stops at the next step and the run goes on; unset: none.",
     )
 
 
@@ -114,7 +114,9 @@ class EvaluationSection(Section):
     split: Literal["dev", "sealed"] = Field(
         default="dev", description="dev: for daily work; sealed: for the one final measurement."
     )
-    confidence: Confidence = Field(default=0.95, description="Confidence level of the reported intervals.")
+    confidence: Confidence = Field(
+        default=0.95, description="Confidence level of the intervals in eval_before.json and eval_after.json."
+    )
 
 
 class DiagnosisSection(Section):
@@ -193,9 +195,11 @@ class GateSection(Section):
     """The decision at the end: is the candidate promoted?"""
 
     min_gain: float = Field(
-        default=0.0, ge=0, le=1, description="Accuracy the training domains must gain, beyond doubt."
+        default=0.0, ge=0, lt=1, description="Accuracy the training domains must gain, beyond doubt."
     )
-    max_retention_drop: Share = Field(default=0.05, description="Accuracy the retention domains may lose at most.")
+    max_retention_drop: float = Field(
+        default=0.05, ge=0, lt=1, description="Accuracy the retention domains may lose at most."
+    )
     confidence: Confidence = Field(default=0.95, description="Confidence level at which both must hold.")
 
 

@@ -34,7 +34,7 @@ TURN_LIMIT_CHARS = 6000
 TURN_LIMIT = 40
 
 VERDICTS = {
-    "promote": ("Promoted", "The candidate replaces the champion."),
+    "promote": ("Promoted", "The candidate is the champion of this run."),
     "refuse": ("Refused", "The champion stays."),
     "inconclusive": ("Inconclusive", "Not sure enough either way; the champion stays."),
 }

@@ -14,7 +14,7 @@ from posttrain.dashboard.run_folder import ends, mapping, number
 
 STYLES = {"promote": "bold green", "refuse": "bold red", "inconclusive": "bold yellow"}
 WORDS = {
-    "promote": "PROMOTE  the candidate replaces the champion",
+    "promote": "PROMOTE  the candidate is this run's champion",
     "refuse": "REFUSE  the champion stays",
     "inconclusive": "INCONCLUSIVE  not sure enough; the champion stays",
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from posttrain.inference.lora import PROJECTIONS, LoraAdapter
 from posttrain.inference.model import Transformer
 from posttrain.inference.sources import ModelFolder
 from posttrain.storage import require_free
+from posttrain.storage.atomic import flush, temporary_beside
 
 ROUND_TRIP_NATS = 2e-3  # float32 on both sides; other kernels sum in another order
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json")
@@ -124,7 +124,7 @@ class _whole:  # noqa: N801 - reads as a verb: `with _whole(folder) as draft`
     """A folder that appears with everything in it or not at all."""
 
     def __init__(self, folder: Path):
-        self.folder, self.draft = folder, folder.with_name(f".{folder.name}.{os.getpid()}")
+        self.folder, self.draft = folder, temporary_beside(folder)
 
     def __enter__(self) -> Path:
         self.draft.mkdir(parents=True)
@@ -134,6 +134,10 @@ class _whole:  # noqa: N801 - reads as a verb: `with _whole(folder) as draft`
         if kind is not None:
             shutil.rmtree(self.draft, ignore_errors=True)
             return
+        for file in self.draft.iterdir():
+            flush(file)
+        flush(self.draft)
         if self.folder.exists():
             shutil.rmtree(self.folder)  # an earlier export of the same run
         self.draft.replace(self.folder)
+        flush(self.folder.parent)

@@ -6,10 +6,10 @@ flat.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from posttrain.evaluation.results import EvalResult, ItemResult, passed
-from posttrain.records import Group, Invalid, Reward, Task
+from posttrain.records import Group, Invalid, Task
 from posttrain.rollout import Rollout
 
 SLICE = 64
@@ -21,13 +21,23 @@ async def measure(
     *,
     policy_version: int = 0,
     confidence: float = 0.95,
-    judged: Callable[[Iterable[Reward]], None] = lambda rewards: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[EvalResult, list[Group]]:
-    """The scores of the policy on `tasks` (held out, each once), and the episodes behind them (groups of one).
+    """The scores of the policy on `tasks` (held out, each once), and the episodes behind them (groups of one)."""
+    groups = await attempt_once(rollout, tasks, progress=progress)
+    return result_of(groups, policy_version=policy_version, confidence=confidence), groups
 
-    judged: is given the rewards of each slice as they come, for example `InvalidBudget.add`, which raises when too many
-    are invalid.
+
+async def attempt_once(
+    rollout: Rollout,
+    tasks: Sequence[Task],
+    *,
+    judged: Callable[[list[Group]], None] = lambda groups: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Group]:
+    """One greedy attempt at each task, as groups of one.
+
+    judged: is given the groups of each slice as they come; it may raise to stop. ValueError for a training task.
     """
     trained = next((t for t in tasks if not t.split.held_out), None)
     if trained is not None:
@@ -35,11 +45,16 @@ async def measure(
     groups: list[Group] = []
     for start in range(0, len(tasks), SLICE):
         new = await rollout.collect(tasks[start : start + SLICE], group_size=1, temperature=0.0, seed=0)
+        judged(new)
         groups += new
-        judged(r for g in new for r in g.rewards)
         progress(len(groups), len(tasks))
+    return groups
+
+
+def result_of(groups: Sequence[Group], *, policy_version: int = 0, confidence: float = 0.95) -> EvalResult:
+    """The scores that these episodes (groups of one) show."""
     items = tuple(_item(group) for group in groups)
-    return EvalResult(items, confidence=confidence, policy_version=policy_version), groups
+    return EvalResult(items, confidence=confidence, policy_version=policy_version)
 
 
 def _item(group: Group) -> ItemResult:

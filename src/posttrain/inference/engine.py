@@ -102,13 +102,14 @@ class Engine:
         starts."""
         for request in requests:
             self._check(request)
-        if self._prefixes_version != self.version():
+        version = self.version()
+        if self._prefixes_version != version:
             self.forget()
-            self._prefixes_version = self.version()
+            self._prefixes_version = version
         samples: list[list[Sample | None]] = [[None] * len(r.seeds) for r in requests]
         for rows in self._batches(requests):
             for row in self._run(requests, rows):
-                samples[row.request][row.branch] = self._finish(row)
+                samples[row.request][row.branch] = self._finish(row, version)
         return [[s for s in group if s is not None] for group in samples]
 
     def forget(self) -> None:
@@ -294,10 +295,10 @@ class Engine:
                 row.stop = StopReason.LENGTH
         return token_b
 
-    def _finish(self, row: _Row) -> Sample:
+    def _finish(self, row: _Row, version: int) -> Sample:
         assert row.stop is not None, "a row left the decoder without a reason"
         text = self.renderer.decode(row.ids, skip_special_tokens=True)
-        return Sample(tuple(row.ids), tuple(row.logprobs), row.stop, self.version(), text)
+        return Sample(tuple(row.ids), tuple(row.logprobs), row.stop, version, text)
 
 
 def _joined(past: tuple[Tensor, Tensor] | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

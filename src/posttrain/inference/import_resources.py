@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from posttrain.inference.import_errors import ModelSourceError
+from posttrain.observability import available_memory_bytes
 
 _POLL_S = 0.1  # a person does not notice it, and it costs nothing
 _MARGIN_BYTES = 32 << 20  # tokenizer, manifests and the file system's own needs
@@ -37,24 +38,6 @@ def require_memory(nbytes: int, what: str) -> None:
             f"{what} needs {_size(nbytes)} of memory, {_size(free)} is available: close "
             "programs or take a smaller model"
         )
-
-
-def available_memory_bytes() -> int:
-    """What the kernel has available or the control group leaves, whichever is less; 2^62 where neither is known."""
-    known = [1 << 62]
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        known += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    except OSError:
-        pass  # not Linux: no limit is known
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        if limit != "max":
-            known.append(max(0, int(limit) - int((group / "memory.current").read_text())))
-    except (OSError, ValueError):
-        pass  # no control group, or an older layout
-    return min(known)
 
 
 @contextmanager

@@ -7,13 +7,14 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from posttrain.evaluation import EvalResult
 from posttrain.evaluation.measure import measure
 from posttrain.inference.lora import LoRA
 from posttrain.loop.policy import Policy
-from posttrain.loop.session import check_prompts
+from posttrain.loop.preflight import check_prompts
 from posttrain.observability import Reporter, SilentReporter
 from posttrain.records import Split
 from posttrain.rollout import Rollout
@@ -64,8 +65,15 @@ def load_with_adapter(source: str, adapter: Path | None) -> Policy:
         return Policy.load(source)
     try:
         config = json.loads((adapter / "adapter_config.json").read_text())
+        odd = [key for key in ("use_rslora", "use_dora", "alpha_pattern", "rank_pattern") if config.get(key)]
+        if odd:
+            raise AdapterError(f"{adapter} uses {odd[0]}, which posttrain does not compute: export a plain LoRA")
         spec = LoRA(int(config["r"]), float(config["lora_alpha"]))
         state = load_file(adapter / "adapter_model.safetensors")
+        with safe_open(adapter / "adapter_model.safetensors", "pt") as file:
+            base = (file.metadata() or {}).get("base_model")
+    except AdapterError:
+        raise
     except FileNotFoundError as missing:
         raise AdapterError(
             f"{missing.filename}: not there; give a folder in PEFT format, like RUN/exports/adapter"
@@ -74,5 +82,7 @@ def load_with_adapter(source: str, adapter: Path | None) -> Policy:
         raise AdapterError(f"{adapter} is no adapter in PEFT format ({type(error).__name__}: {error})") from None
     policy = Policy.load(source, adapter=spec)
     assert policy.adapter is not None
+    if base is not None and base != policy.base_model:
+        raise AdapterError(f"{adapter} was trained on another model than {source}: give that one")
     policy.adapter.load(state)
     return policy

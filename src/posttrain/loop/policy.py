@@ -8,6 +8,7 @@ engine reads the adapter of that version.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,11 +20,13 @@ from safetensors.torch import save_file
 
 from posttrain.inference.architecture import Architecture
 from posttrain.inference.engine import Engine
+from posttrain.inference.import_resources import require_memory
 from posttrain.inference.lora import LoRA, LoraAdapter
 from posttrain.inference.model import Transformer
 from posttrain.inference.renderer import Renderer
 from posttrain.inference.sampling import Sample, SampleRequest
 from posttrain.inference.sources import ModelFolder, import_model
+from posttrain.observability import keep_one_arena, release_free_memory
 from posttrain.records import Batch, Group
 from posttrain.training.grpo import GRPO
 from posttrain.training.packing import Family
@@ -33,6 +36,7 @@ from posttrain.training.trainer import Gradient, TokenLoss, Trainer, check_step
 Dtype = Literal["auto", "bfloat16", "float32"]
 Progress = Callable[[str, float], None]
 T = TypeVar("T")
+BYTES_PER_PARAMETER = 8  # the stored weights, and the copies that compute (float32, or bfloat16 with a float32 head)
 BF16_SPEEDUP = 1.3  # below this the rounding of bfloat16 is not worth it
 
 
@@ -54,6 +58,8 @@ class Policy:
     ):
         self.model, self.renderer, self.adapter, self.folder = model, renderer, adapter, folder
         self.version = 0
+        # sampling runs in a thread of its own: an update or a second rollout waits until it is done
+        self._lock = threading.Lock()
         self.engine = Engine(
             model, renderer, adapter, max_context_tokens=max_context_tokens, version=lambda: self.version
         )
@@ -81,9 +87,11 @@ class Policy:
         Raises a ValueError (`ModelSourceError`, `UnsupportedModel`) with the mend for a model that can not be had.
         """
         torch.set_num_threads(threads or available_cores())
+        keep_one_arena()
         folder = import_model(source, cache=cache, progress=progress)
         architecture = Architecture.from_config(folder.config)
         chosen = pick_dtype(dtype)
+        require_memory(folder.parameter_count * BYTES_PER_PARAMETER, f"loading {folder.source}")
         model = Transformer(architecture, folder.load_state(), dtype=chosen, device=device)
         lora = None
         if adapter is not None:
@@ -93,7 +101,8 @@ class Policy:
 
     def sample(self, requests: list[SampleRequest]) -> list[list[Sample]]:
         """For each request one sample for each branch. See `Engine.sample`."""
-        return self.engine.sample(requests)
+        with self._lock:
+            return self.engine.sample(requests)
 
     def forward_backward(
         self, families: Sequence[Family], loss: TokenLoss, *, temperature: float = 1.0, micro_batch_tokens: int = 1024
@@ -106,8 +115,9 @@ class Policy:
 
     def optim_step(self, learning_rate: float, *, max_grad_norm: float = 1.0) -> float:
         """Applies the gradient: the policy becomes the next version. Returns the gradient's norm before clipping."""
-        norm = self._trainer().optim_step(learning_rate, max_grad_norm=max_grad_norm)
-        self.version += 1
+        with self._lock:
+            norm = self._trainer().optim_step(learning_rate, max_grad_norm=max_grad_norm)
+            self.version += 1
         return norm
 
     def discard_gradient(self) -> None:
@@ -144,6 +154,7 @@ class Policy:
                 "logprob_gap": seen.logprob_gap_max, "logprob_gap_mean": seen.logprob_gap_mean,
             }  # fmt: skip
         metrics |= _reward_metrics(data)
+        release_free_memory()  # activations come in other sizes each time: their pieces would add up
         metrics["update_s"] = time.perf_counter() - started
         return metrics
 
@@ -164,11 +175,12 @@ class Policy:
                 f"{path} holds the adapter {metadata.get('adapter', 'unknown')}, not {self._adapter_in_words()}: "
                 "load the policy with that one"
             )
-        self._trainer().load_state(state)
-        self.version = int(metadata["version"])
-        if self.adapter is not None:
-            self.adapter.invalidate()
-        self.engine.forget()
+        with self._lock:
+            self._trainer().load_state(state)
+            self.version = int(metadata["version"])
+            if self.adapter is not None:
+                self.adapter.invalidate()
+            self.engine.forget()
 
     @property
     def base_model(self) -> str:

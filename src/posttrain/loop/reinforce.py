@@ -2,21 +2,21 @@
 
 A step writes its trajectories before it trains on them, and the state (adapter, optimizer, mixture, guard) every
 `CHECKPOINT_STEPS` steps. A run that goes on starts from the last checkpoint and trains again on the trajectories that
-are already there, so no finished attempt is lost and none is trained twice (invariant 4), and the trace is the same as
-without the interruption (invariant 6).
+are already there, so no attempt of a finished step is lost and none is trained twice (invariant 4), and the trace is
+the same as without the interruption (invariant 6).
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from posttrain.loop.session import Session
-from posttrain.records import Checkpoint, Group, Split, Task
-from posttrain.rewards import InvalidBudget
+from posttrain.records import Checkpoint, Group
 from posttrain.scheduling.guard import GuardPolicy, GuardState
 from posttrain.scheduling.guard import observe as observe_guard
 from posttrain.scheduling.mixture import MixturePolicy, MixtureState, allocate, observe_group, shares
@@ -31,7 +31,7 @@ STATE_FILE = "state.json"
 
 @dataclass(slots=True)
 class RlState:
-    """What a step leaves for the next one, beside the policy. step: the next one. seen, invalid: attempts so far."""
+    """What a step leaves for the next one, beside the policy. step: the next one."""
 
     step: int
     mixture: MixtureState
@@ -65,8 +65,13 @@ def load_checkpoint(session: Session) -> RlState | None:
     return RlState.from_json(json.loads((folder / STATE_FILE).read_text()))
 
 
-def first_state(session: Session) -> RlState:
-    return RlState(0, MixtureState.start(session.recipe.mixture.domains), GuardState())
+def first_state(session: Session, warmed_up: Sequence[str] = ()) -> RlState:
+    """The mixture begins with what the diagnosis saw, but for domains that the warm-up has changed since."""
+    mixture = MixtureState.start(session.recipe.mixture.domains)
+    for group in session.trajectories.read("diagnosis", 0) or ():
+        if group.task.domain not in warmed_up:
+            mixture = observe_group(mixture, group)
+    return RlState(0, mixture, GuardState())
 
 
 async def reinforce(session: Session, state: RlState) -> RlState:
@@ -74,23 +79,22 @@ async def reinforce(session: Session, state: RlState) -> RlState:
     settings = session.recipe.rl
     limit_s = 60 * session.recipe.run.minutes_limit if session.recipe.run.minutes_limit else float("inf")
     session.metrics.truncate_after("rl", state.step - 1)
-    budget = InvalidBudget(settings.max_invalid_share)
     for step in range(state.step):
-        budget.add(r for g in session.trajectories.read("rl", step) or () for r in g.rewards)
+        session.count_invalid(session.trajectories.read("rl", step) or [])
     while state.step < settings.steps:
         if session.stopping or session.elapsed_s > limit_s:
             save_checkpoint(session, state)
             session.check_stop()
             session.reporter.warn(f"stopped after {state.step} of {settings.steps} steps: run.minutes_limit is reached")
             break
-        state = await _step(session, state, budget)
+        state = await _step(session, state)
         if state.step % CHECKPOINT_STEPS == 0 or state.step == settings.steps:
             save_checkpoint(session, state)
         session.save_clock()
     return state
 
 
-async def _step(session: Session, state: RlState, budget: InvalidBudget) -> RlState:
+async def _step(session: Session, state: RlState) -> RlState:
     started = time.perf_counter()
     settings, step = session.recipe.rl, state.step
     mix = session.recipe.mixture
@@ -104,7 +108,6 @@ async def _step(session: Session, state: RlState, budget: InvalidBudget) -> RlSt
             groups = await _collect(session, counts, step)
         session.trajectories.write("rl", step, groups)
     generate_s = time.perf_counter() - started
-    budget.add(r for g in groups for r in g.rewards)
     for group in groups:
         mixture = observe_group(mixture, group)
     rate = settings.learning_rate * min(1.0, (step + 1) / max(settings.warmup_steps, 1)) * state.guard.rate_scale
@@ -129,7 +132,8 @@ async def _step(session: Session, state: RlState, budget: InvalidBudget) -> RlSt
         "domain_share": wanted,
     }
     session.metrics.append(row)
-    note = f"reward {metrics['reward_mean']:.2f}  mixed {metrics['mixed_share']:.0%}  {row['step_s']:.1f} s/step"
+    lost = f"  no verdict {metrics['invalid_share']:.0%}" if metrics["invalid_share"] else ""
+    note = f"reward {metrics['reward_mean']:.2f}  mixed {metrics['mixed_share']:.0%}  {row['step_s']:.1f} s/step{lost}"
     session.reporter.advance(step + 1, settings.steps, note)
     return RlState(step + 1, mixture, verdict.state)
 
@@ -141,7 +145,12 @@ async def _collect(session: Session, counts: dict[str, int], step: int) -> list[
     groups: list[Group] = []
     wanted = dict(counts)
     for round_ in range(settings.max_refill_rounds + 1):
-        tasks = _draw(session, wanted, step, round_, frozenset(g.task.id for g in groups))
+        tried = frozenset(g.task.id for g in groups)
+        tasks = [
+            task
+            for name, n in wanted.items()
+            for task in session.draw_train(name, n, session.seed("rl", name, step, round_), tried)
+        ]
         if not tasks:
             break
         new = await session.rollout.collect(
@@ -150,22 +159,10 @@ async def _collect(session: Session, counts: dict[str, int], step: int) -> list[
             temperature=settings.temperature,
             seed=session.seed("rl", step, round_),
         )
+        session.count_invalid(new)
         groups += new
         wanted = {name: sum(g.task.domain == name and not g.mixed for g in new) for name in wanted}
     return groups
-
-
-def _draw(session: Session, wanted: dict[str, int], step: int, round_: int, exclude: frozenset[str]) -> list[Task]:
-    """Tasks of each domain; fewer where a file of tasks does not hold as many others."""
-    tasks: list[Task] = []
-    for name, wished in wanted.items():
-        domain = session.domains[name]
-        held = domain.card().splits[Split.TRAIN]["tasks"]
-        used = sum(task_id.startswith(f"{name}/") for task_id in exclude)
-        n = wished if held is None else min(wished, int(held) - used)
-        if n > 0:
-            tasks += domain.draw(n, Split.TRAIN, session.seed("rl", name, step, round_), exclude)
-    return tasks
 
 
 def _by_domain(groups: list[Group]) -> dict[str, dict[str, float]]:

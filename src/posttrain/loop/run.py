@@ -10,12 +10,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from posttrain.config import LoadedRecipe
 from posttrain.config.fingerprint import WITHOUT_EFFECT
@@ -23,17 +27,17 @@ from posttrain.delivery.export import check_round_trip, export_adapter, export_m
 from posttrain.delivery.promotion import promote
 from posttrain.evaluation import Comparison, Decision, Diagnosis, EvalResult, GatePolicy, compare, decide, diagnose
 from posttrain.evaluation.diagnose import Thresholds
-from posttrain.evaluation.measure import measure
+from posttrain.evaluation.measure import attempt_once, result_of
 from posttrain.inference.lora import LoRA
 from posttrain.loop.episodes import pick_episodes
 from posttrain.loop.policy import Policy
+from posttrain.loop.preflight import check_prompts, check_tasks, load_domains, own_files, train_tasks
 from posttrain.loop.reinforce import first_state, load_checkpoint, reinforce, save_checkpoint
-from posttrain.loop.session import Session, check_prompts, load_clock, load_domains, sandbox_spec
+from posttrain.loop.session import Session, sandbox_spec
 from posttrain.loop.summary import Summary, make_summary
 from posttrain.loop.warm_up import domains_at_zero, train_on, verified_demonstrations
 from posttrain.observability import MetricsLog, Reporter, SilentReporter
-from posttrain.records import Group, Split
-from posttrain.rewards import InvalidBudget
+from posttrain.records import Group
 from posttrain.rollout import Rollout
 from posttrain.sandbox.probe import working_bwrap
 from posttrain.storage import CheckpointStore, RunFolder, TrajectoryStore, require_free
@@ -57,7 +61,8 @@ def run_recipe(
     path = folder or Path(recipe.run.folder or f"runs/{recipe.run.name}")
     domains = load_domains(loaded)
     _check_sandbox(domains, loaded)
-    fingerprint = recipe.model_dump(mode="json", exclude=WITHOUT_EFFECT)
+    check_tasks(recipe, domains)
+    fingerprint = recipe.model_dump(mode="json", exclude=WITHOUT_EFFECT) | own_files(loaded, domains)
     written = "\n".join(Path(s).read_text() for s in loaded.sources)
     reporter = reporter or SilentReporter()
     with RunFolder.open(path, fingerprint, written) as run:
@@ -85,15 +90,13 @@ async def _run(
                 recipe, run, policy, rollout, domains, reporter, metrics,
                 TrajectoryStore(run.trajectories), CheckpointStore(run.checkpoints, reporter.warn),
             )  # fmt: skip
-            session.earlier_s, phases = load_clock(run.path)
-            for name, seconds in phases.items():
-                session.phases.add(name, seconds)
+            session.load_clock()
             with _signals(session):
                 return await _stages(session, command)
 
 
 async def _stages(session: Session, command: str) -> Summary:
-    check_prompts(session.policy, session.held_out())
+    check_prompts(session.policy, [*session.held_out(), *train_tasks(session.domains, session.recipe)])
     before = await _evaluate(session, "eval_before", "Evaluate the base model")
     diagnosis = await _diagnose(session)
     await _warm_up(session, diagnosis)
@@ -102,9 +105,9 @@ async def _stages(session: Session, command: str) -> Summary:
     comparison, decision = _gate(session, before, after)
     _export(session, decision)
     session.save_json("episodes.json", pick_episodes(session.trajectories))
+    session.save_clock()
     summary = make_summary(session, comparison, decision, command)
     session.save_json("summary.json", summary.values)
-    session.save_clock()
     return summary
 
 
@@ -126,6 +129,7 @@ def _load(loaded: LoadedRecipe, run: RunFolder, reporter: Reporter) -> Policy:
         raise ValueError(
             f"{run.path} was begun with another version of {recipe.model.source}: choose another run folder"
         )
+    reporter.message(f"{policy.model.dtype}, {torch.get_num_threads()} threads".removeprefix("torch."))
     if not marked:
         dtype = str(policy.model.dtype).removeprefix("torch.")
         run.stage_done("model", {"dtype": dtype, "checksum": policy.base_model})
@@ -147,17 +151,17 @@ async def _evaluate(session: Session, name: str, title: str) -> EvalResult:
     tasks = session.held_out()
     session.reporter.stage(title, f"{len(tasks)} held-out tasks of {len(session.domains)} domains")
     session.policy.engine.forget()
-    budget = InvalidBudget(session.recipe.rl.max_invalid_share)
-    with session.phases("evaluate"):
-        result, groups = await measure(
-            session.rollout,
-            tasks,
-            policy_version=session.policy.version,
-            confidence=session.recipe.evaluation.confidence,
-            judged=budget.add,
-            progress=lambda done, total: session.reporter.advance(done, total),
-        )
-    session.trajectories.write(name, 0, groups)
+    groups = session.trajectories.read(name, 0)
+    if groups is None:
+        with session.phases("evaluate"):
+            groups = await attempt_once(
+                session.rollout,
+                tasks,
+                judged=session.count_invalid,
+                progress=lambda done, total: session.reporter.advance(done, total),
+            )
+        session.trajectories.write(name, 0, groups)
+    result = result_of(groups, policy_version=session.policy.version, confidence=session.recipe.evaluation.confidence)
     session.save_json(f"{name}.json", result.to_json())
     session.run.stage_done(name, result.to_json())
     session.check_stop()
@@ -175,17 +179,11 @@ async def _diagnose(session: Session) -> Diagnosis:
         f"{settings.tasks_per_domain} tasks x {settings.samples_per_task} attempts in each of {len(names)} domains",
     )
     session.policy.engine.forget()
-    groups: list[Group] = []
-    budget = InvalidBudget(session.recipe.rl.max_invalid_share)
-    with session.phases("diagnose"):
-        for done, name in enumerate(names):
-            tasks = session.domains[name].draw(settings.tasks_per_domain, Split.TRAIN, session.seed("diagnosis"))
-            groups += await session.rollout.collect(
-                tasks, group_size=settings.samples_per_task, seed=session.seed("diagnosis", name)
-            )
-            budget.add(r for g in groups[-len(tasks) :] for r in g.rewards)
-            session.reporter.advance(done + 1, len(names), name)
-    session.trajectories.write("diagnosis", 0, groups)
+    groups = session.trajectories.read("diagnosis", 0)
+    if groups is None:
+        with session.phases("diagnose"):
+            groups = await _try_tasks(session, names)
+        session.trajectories.write("diagnosis", 0, groups)
     limits = Thresholds(at_zero=settings.learnable_min, saturated=settings.learnable_max)
     result = diagnose(groups, names, limits)
     session.save_json("diagnosis.json", result.to_json())
@@ -198,6 +196,20 @@ async def _diagnose(session: Session) -> Diagnosis:
     return result
 
 
+async def _try_tasks(session: Session, names: list[str]) -> list[Group]:
+    settings = session.recipe.diagnosis
+    groups: list[Group] = []
+    for done, name in enumerate(names):
+        tasks = session.draw_train(name, settings.tasks_per_domain, session.seed("diagnosis"))
+        new = await session.rollout.collect(
+            tasks, group_size=settings.samples_per_task, seed=session.seed("diagnosis", name)
+        )
+        session.count_invalid(new)
+        groups += new
+        session.reporter.advance(done + 1, len(names), name)
+    return groups
+
+
 async def _warm_up(session: Session, diagnosis: Diagnosis) -> None:
     if session.run.done("sft"):
         return
@@ -208,7 +220,7 @@ async def _warm_up(session: Session, diagnosis: Diagnosis) -> None:
         with session.phases("sft"):
             demonstrations = await verified_demonstrations(session, names)
             updates = train_on(session, demonstrations)
-    save_checkpoint(session, first_state(session))
+    save_checkpoint(session, first_state(session, warmed_up=names))
     session.run.stage_done("sft", {"domains": names, "updates": updates})
     session.check_stop()
 
@@ -219,8 +231,9 @@ async def _reinforce(session: Session) -> None:
         raise ValueError(
             f"{session.run.path} has lost its checkpoints: remove the folder, or choose another, and run again"
         )
-    if session.run.done("rl"):
-        return
+    marked = session.run.stage("rl")
+    if marked is not None and marked["policy_version"] == session.policy.version:
+        return  # else the last checkpoint was damaged: the steps behind it are trained again from their trajectories
     settings = session.recipe.rl
     session.reporter.stage(
         "RL", f"{settings.steps} steps of {settings.groups_per_step} groups of {settings.group_size}"
@@ -233,6 +246,11 @@ async def _reinforce(session: Session) -> None:
 def _gate(session: Session, before: EvalResult, after: EvalResult) -> tuple[Comparison, Decision]:
     settings = session.recipe.gate
     mixture = session.recipe.mixture
+    if after.policy_version != session.policy.version:
+        raise ValueError(
+            f"the second evaluation is of version {after.policy_version}, the policy of {session.policy.version}: "
+            f"remove {session.run.path / 'stages' / 'eval_after.json'} and run again"
+        )
     comparison = compare(before, after, set(mixture.domains), set(mixture.retention), settings.confidence)
     decision = decide(comparison, GatePolicy(settings.min_gain, settings.max_retention_drop, settings.confidence))
     session.run.stage_done("gate", decision.to_json())
@@ -249,7 +267,7 @@ def _export(session: Session, decision: Decision) -> None:
     with session.phases("export"):
         export_adapter(adapter, base, session.run.exports / "adapter")
         session.reporter.advance(1, 3, "adapter")
-        unchecked = export_merged(adapter, base, session.run.exports / ".merged.unchecked")
+        unchecked = export_merged(adapter, base, session.run.exports / ".merged.unchecked.tmp")
         gc.collect()
         session.reporter.advance(2, 3, "merged folder")
         prompts = [session.policy.renderer.render(t) for t in session.held_out()[::40][:4]]
@@ -259,11 +277,18 @@ def _export(session: Session, decision: Decision) -> None:
             shutil.rmtree(unchecked)
             raise
         merged = session.run.exports / "merged"
+        # a pointer to an earlier candidate of this folder must not come to mean this one
+        (session.run.exports / "champion.json").unlink(missing_ok=True)
         shutil.rmtree(merged, ignore_errors=True)
         unchecked.rename(merged)
         session.reporter.advance(3, 3, f"round trip: {gap:.1e} nats")
     if decision.verdict == "promote":
-        promote(session.run.exports / "champion.json", merged, decision, {"policy_version": session.policy.version})
+        promote(
+            session.run.exports / "champion.json",
+            merged.resolve(),
+            decision,
+            {"policy_version": session.policy.version},
+        )
     session.run.stage_done("export", {"round_trip_nats": gap})
 
 
@@ -278,27 +303,23 @@ def _check_sandbox(domains: dict[str, Domain], loaded: LoadedRecipe) -> None:
 
 @contextmanager
 def _signals(session: Session) -> Iterator[None]:
-    """First Ctrl-C or SIGTERM: stop after this step. Second: stop now."""
-    loop = asyncio.get_running_loop()
-    task = asyncio.current_task()
+    """First Ctrl-C or SIGTERM: stop after this step. Second: stop now. Plain handlers, since an update is one long call
+    during which no event loop runs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # whoever embeds this handles signals
+        return
 
-    def stop() -> None:
+    def stop(number: int, frame: object) -> None:
         if session.stopping:
-            if task is not None:
-                task.cancel()
-            return
+            raise KeyboardInterrupt
         session.stopping = True
-        session.reporter.warn("stopping after this step; press Ctrl-C again to stop now")
+        # not through the reporter: a handler may interrupt it in the middle of a line
+        os.write(2, b"\nstopping after this step; press Ctrl-C again to stop now\n")
 
     kinds = (signal.SIGINT, signal.SIGTERM)
-    try:
-        for kind in kinds:
-            loop.add_signal_handler(kind, stop)
-    except (ValueError, NotImplementedError, RuntimeError):  # not the main thread: whoever embeds this handles signals
-        yield
-        return
+    before = {kind: signal.signal(kind, stop) for kind in kinds}
     try:
         yield
     finally:
-        for kind in kinds:
-            loop.remove_signal_handler(kind)
+        for kind, handler in before.items():
+            signal.signal(kind, handler)

@@ -12,27 +12,23 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from posttrain.config import DomainSection, LoadedRecipe, Recipe
-from posttrain.inference.renderer import PromptError
+from posttrain.config import Recipe
 from posttrain.loop.policy import Policy
-from posttrain.observability import MetricsLog, Phases, Reporter
-from posttrain.records import EnvironmentSpec, Split, Task
-from posttrain.rewards import resolve_verifier
+from posttrain.observability import MetricsLog, Phases, Reporter, peak_rss_bytes, peak_rss_of_children_bytes
+from posttrain.records import Group, Split, Task
+from posttrain.rewards import InvalidBudget, TooManyInvalid
 from posttrain.rollout import Rollout
 from posttrain.sandbox import SandboxSpec
 from posttrain.storage import CheckpointStore, RunFolder, TrajectoryStore, write_atomic
-from posttrain.tasks import Domain, DomainError, get_domain
+from posttrain.tasks import Domain
+
+MIN_SEEN = 20  # attempts of a domain before its share of invalid ones says anything
 
 
 class Interrupted(Exception):
     """The user asked the run to stop; everything up to the last step is saved."""
-
-
-class ContextTooSmall(ValueError):
-    """A domain's prompts do not fit into the context."""
 
 
 @dataclass(slots=True)
@@ -52,6 +48,8 @@ class Session:
     stopping: bool = False
     started: float = field(default_factory=time.monotonic)
     earlier_s: float = 0.0
+    peak_rss_bytes: int = 0
+    budgets: dict[str, InvalidBudget] = field(default_factory=dict)
 
     @property
     def elapsed_s(self) -> float:
@@ -65,10 +63,36 @@ class Session:
             raise Interrupted
 
     def save_clock(self) -> None:
-        """Keeps the seconds so far, for `run_minutes` of a run that goes on later."""
-        (self.run.path / "clock.json").write_text(
-            json.dumps({"elapsed_s": self.elapsed_s, "phases": self.phases.seconds})
-        )
+        """Keeps seconds and peak memory so far, for the summary of a run that goes on later."""
+        self.peak_rss_bytes = max(self.peak_rss_bytes, peak_rss_bytes() + peak_rss_of_children_bytes())
+        value = {"elapsed_s": self.elapsed_s, "peak_rss_bytes": self.peak_rss_bytes, "phases": self.phases.seconds}
+        self.save_json("clock.json", value)
+
+    def load_clock(self) -> None:
+        """Takes over what earlier processes of this run kept."""
+        path = self.run.path / "clock.json"
+        if path.exists():
+            value = json.loads(path.read_text())
+            self.earlier_s, self.peak_rss_bytes = value["elapsed_s"], value["peak_rss_bytes"]
+            for name, seconds in value["phases"].items():
+                self.phases.add(name, seconds)
+
+    def count_invalid(self, groups: Sequence[Group]) -> None:
+        """Counts attempts without a verdict, by domain. Raises `TooManyInvalid` where a domain passes its limit."""
+        for group in groups:
+            name = group.task.domain
+            budget = self.budgets.setdefault(name, InvalidBudget(self.recipe.rl.max_invalid_share, MIN_SEEN))
+            try:
+                budget.add(group.rewards)
+            except TooManyInvalid as error:
+                raise TooManyInvalid(f"domain {name}: {error}") from None
+
+    def draw_train(self, name: str, n: int, seed: int, exclude: frozenset[str] = frozenset()) -> list[Task]:
+        """At most n training tasks of a domain; fewer where a file of tasks does not hold as many others."""
+        held = self.domains[name].card().splits[Split.TRAIN]["tasks"]
+        used = sum(task_id.startswith(f"{name}/") for task_id in exclude)
+        n = n if held is None else min(n, int(held) - used)
+        return self.domains[name].draw(n, Split.TRAIN, seed, exclude) if n > 0 else []
 
     def seed(self, *parts: object) -> int:
         """A 32-bit seed for one purpose of this run: depends on the run's seed and the parts alone."""
@@ -89,15 +113,6 @@ class Session:
         write_atomic(self.run.path / name, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
-def load_clock(folder: Path) -> tuple[float, dict[str, float]]:
-    """(seconds, seconds by phase) of the earlier processes of a run; zero where there were none or the file is torn."""
-    try:
-        value = json.loads((folder / "clock.json").read_text())
-        return float(value["elapsed_s"]), {str(k): float(v) for k, v in value["phases"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return 0.0, {}
-
-
 def sandbox_spec(recipe: Recipe) -> SandboxSpec:
     """The limits of code that the policy writes."""
     s = recipe.sandbox
@@ -109,48 +124,3 @@ def sandbox_spec(recipe: Recipe) -> SandboxSpec:
         driver=s.driver,
         allow_unsafe=s.allow_unsafe_process,
     )
-
-
-def load_domains(loaded: LoadedRecipe) -> dict[str, Domain]:
-    """Built-in domains and the recipe's own. Raises DomainError before any work starts."""
-    own = {section.name: section for section in loaded.recipe.domain}
-    names = [*loaded.recipe.mixture.domains, *loaded.recipe.mixture.retention]
-    if not loaded.recipe.mixture.domains:
-        raise DomainError(
-            "the recipe trains no domain: name at least one in [mixture] domains (see `posttrain domains list`)"
-        )
-    return {name: own_domain(own[name], loaded.base_folder) if name in own else get_domain(name) for name in names}
-
-
-def own_domain(section: DomainSection, base_folder: Path) -> Domain:
-    """The domain that a `[[domain]]` table describes; its files are relative to the recipe."""
-    verifier = resolve_verifier(section.verifier, base_folder) if ":" in section.verifier else section.verifier
-    if isinstance(verifier, str):
-        resolve_verifier(verifier)  # an unknown name is an error now, not at the first verdict
-    environment = EnvironmentSpec(max_new_tokens=section.max_new_tokens, stop=tuple(section.stop))
-    return Domain(
-        section.name,
-        tasks=base_folder / section.tasks,
-        prompt=section.prompt,
-        answer=section.answer,
-        demonstrations=section.demonstration or None,
-        verifier=verifier,
-        environment=environment,
-        render=section.render,
-    )
-
-
-def check_prompts(policy: Policy, tasks: Sequence[Task]) -> None:
-    """Raises `ContextTooSmall` for the first task whose prompt and answer do not fit."""
-    for task in tasks:
-        try:
-            ids = policy.renderer.render(task)
-        except PromptError as error:
-            raise ContextTooSmall(f"domain {task.domain}: {error}") from None
-        need = len(ids) + task.environment.max_new_tokens
-        if need > policy.max_context_tokens:
-            raise ContextTooSmall(
-                f"domain {task.domain}: a prompt of {len(ids)} tokens and {task.environment.max_new_tokens} new ones "
-                f"need {need}, the context has {policy.max_context_tokens}: shorten the prompt, or raise "
-                "model.max_context_tokens"
-            )

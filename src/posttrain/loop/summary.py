@@ -19,7 +19,7 @@ from typing import Any
 
 from posttrain.evaluation import Comparison, Decision
 from posttrain.loop.session import Session
-from posttrain.observability import peak_rss_bytes, peak_rss_of_children_bytes, read
+from posttrain.observability import read
 from posttrain.storage import TrajectoryStore
 
 QUICKSTART_GOALS = {"run_minutes": 10.0, "gain_points": 20.0, "peak_rss_gib": 4.0}
@@ -42,7 +42,7 @@ def make_summary(session: Session, comparison: Comparison, decision: Decision, c
     recipe = session.recipe
     values: dict[str, Any] = {
         "run_minutes": session.elapsed_s / 60,
-        "peak_rss_gib": (peak_rss_bytes() + peak_rss_of_children_bytes()) / 2**30,
+        "peak_rss_gib": session.peak_rss_bytes / 2**30,
         "seed": recipe.run.seed,
         "model": {
             "source": recipe.model.source,

@@ -11,9 +11,11 @@ import random
 
 from posttrain.evaluation import Diagnosis, passed
 from posttrain.loop.session import Session
-from posttrain.records import Group, Producer, Scored, Split, StopReason, Task
+from posttrain.records import Group, Producer, Scored, StopReason, Task
 from posttrain.rollout import Rollout, ScriptedPolicy
 from posttrain.training.sft import SFT, Demonstration
+
+LOOKED_AT = 16  # tasks that are asked for a demonstration: a file may hold one for some of its rows only
 
 
 class NoDemonstrations(ValueError):
@@ -30,7 +32,16 @@ def domains_at_zero(session: Session, diagnosis: Diagnosis) -> list[str]:
         return list(settings.domains)
     rates = {name: diagnosis.domains[name].pass_rate for name in session.recipe.mixture.domains}
     low = [name for name, rate in rates.items() if rate is not None and rate < settings.below_pass_rate]
-    return [name for name in low if session.domains[name].demonstrate(session.domains[name].draw(1, Split.TRAIN, 0)[0])]
+    able = [name for name in low if _demonstrates(session, name)]
+    for name in sorted(set(low) - set(able)):
+        rate = rates[name]
+        session.reporter.warn(f"{name}: pass rate {rate:.0%} and no demonstrations: RL may find nothing to learn from")
+    return able
+
+
+def _demonstrates(session: Session, name: str) -> bool:
+    tasks = session.draw_train(name, LOOKED_AT, 0)
+    return any(session.domains[name].demonstrate(task) is not None for task in tasks)
 
 
 async def verified_demonstrations(session: Session, names: list[str]) -> list[Demonstration]:
@@ -39,7 +50,7 @@ async def verified_demonstrations(session: Session, names: list[str]) -> list[De
     out: list[Demonstration] = []
     for done, name in enumerate(names):
         domain = session.domains[name]
-        tasks = domain.draw(session.recipe.sft.demonstrations_per_domain, Split.TRAIN, session.seed("sft", name))
+        tasks = session.draw_train(name, session.recipe.sft.demonstrations_per_domain, session.seed("sft", name))
         scripts = [(t, turns) for t in tasks if (turns := domain.demonstrate(t)) is not None]
         groups = await _play(session, scripts)
         good = [_demonstration(g) for g in groups if _accepted(g)]
@@ -57,7 +68,11 @@ async def verified_demonstrations(session: Session, names: list[str]) -> list[De
 async def _play(session: Session, scripts: list[tuple[Task, tuple[str, ...]]]) -> list[Group]:
     policy = ScriptedPolicy(session.policy.renderer, scripts, max_context_tokens=session.policy.max_context_tokens)
     async with Rollout(
-        policy, group_size=1, sandbox=session.rollout.spec, sandboxes_parallel=session.rollout.parallel
+        policy,
+        group_size=1,
+        sandbox=session.rollout.spec,
+        sandboxes_parallel=session.rollout.parallel,
+        verifier_timeout_s=session.recipe.rewards.verifier_timeout_s,
     ) as rollout:
         return await rollout.collect([task for task, _ in scripts], seed=0)
 

@@ -14,9 +14,11 @@ from posttrain.observability.resources import (
     Stopwatch,
     available_memory_bytes,
     disk_free_bytes,
+    keep_one_arena,
     memory_limit_bytes,
     peak_rss_bytes,
     peak_rss_of_children_bytes,
+    release_free_memory,
 )
 
 __all__ = [
@@ -30,9 +32,11 @@ __all__ = [
     "Stopwatch",
     "available_memory_bytes",
     "disk_free_bytes",
+    "keep_one_arena",
     "memory_limit_bytes",
     "peak_rss_bytes",
     "peak_rss_of_children_bytes",
     "read",
+    "release_free_memory",
     "reporter_for",
 ]

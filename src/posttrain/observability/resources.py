@@ -7,19 +7,21 @@ when called. Without /proc (macOS) peaks come from getrusage and limits from the
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 
 _KIB = 1024
+_M_ARENA_MAX = -8  # of mallopt(3)
 _MAXRSS_BYTES = 1 if sys.platform == "darwin" else _KIB  # unit of ru_maxrss
 
 
@@ -52,6 +54,19 @@ def disk_free_bytes(path: Path) -> int:
     """Bytes this user may still write on the disk that holds `path`, or would hold it."""
     existing = next(p for p in (path, *path.absolute().parents) if p.exists())
     return shutil.disk_usage(existing).free
+
+
+def keep_one_arena() -> None:
+    """Lets all threads allocate from one heap (glibc): each other heap would keep its own peak for ever."""
+    with suppress(AttributeError, OSError):  # another C library: it has no such setting
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+
+
+def release_free_memory() -> None:
+    """Gives what is free in the heap back to the system (glibc). Takes milliseconds: for once a step, not more
+    often."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class Stopwatch:

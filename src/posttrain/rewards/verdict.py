@@ -25,6 +25,8 @@ def as_reward(value: object, attempt: Attempt) -> Reward:
 
     A bare value of 0 or less gets the failure that the attempt itself shows: truncated, no answer, or wrong.
     """
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()  # a scalar of numpy
     if isinstance(value, Invalid):
         return Invalid(one_line(value.reason))
     if isinstance(value, Scored):

@@ -104,7 +104,9 @@ class WriteRunDebug:
         nonce = secrets.token_hex(16)
         harness = write_run_debug.harness_source(self.task, text, nonce)
         async with self.sandboxes.sandbox() as sandbox:
-            result = await sandbox.exec(["python3", "-I", "-S", "-c", harness], stdin=nonce.encode() + b"\n")
+            result = await sandbox.exec(
+                ["python3", "-s", "-S", "-c", harness], stdin=nonce.encode() + b"\n", env=write_run_debug.ENVIRONMENT
+            )
         if 0 < result.exit < 128 and nonce not in result.stdout and not (result.timed_out or result.out_of_memory):
             # not ended by a signal and yet no report: the program that tests is broken, whatever the policy wrote
             raise SandboxError(f"the tests could not run: {' '.join(result.stderr.split())[-200:]}")

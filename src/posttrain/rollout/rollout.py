@@ -155,7 +155,9 @@ class Rollout:
         for episode in live:
             by_group.setdefault(episode.group, []).append(episode)
         groups = list(by_group.values())
-        samples = await asyncio.to_thread(self.policy.sample, [self._request(g, temperature) for g in groups])
+        # In this thread: the engine uses every core, and from a second one it would keep a second pool of threads and
+        # a second set of buffers. Sandboxes and verifiers keep their own time meanwhile.
+        samples = self.policy.sample([self._request(g, temperature) for g in groups])
         seconds = (time.perf_counter() - started) / len(live)
         pairs = [(e, s) for g, row in zip(groups, samples, strict=True) for e, s in zip(g, row, strict=True)]
         await asyncio.gather(*(self._advance(e, s, seconds) for e, s in pairs))

@@ -146,6 +146,10 @@ class RunFolder:
         recipe = self.path / "recipe.json"
         if recipe.exists():
             differences = list(_differences(self.fingerprint, fingerprint))
+            if differences and not self._begun():
+                self._stage_path("model").unlink(missing_ok=True)  # of a start that came to nothing: take the folder
+                self._write_recipe(fingerprint, recipe_toml)
+                return
             if differences:
                 more = len(differences) - _SHOWN_DIFFERENCES
                 shown = "; ".join(differences[:_SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
@@ -158,9 +162,19 @@ class RunFolder:
             raise RunFolderError(
                 f"{self.path} holds other files ({', '.join(sorted(strangers)[:3])}): choose an empty or a new folder"
             )
+        self._write_recipe(fingerprint, recipe_toml)
+
+    def _begun(self) -> bool:
+        """Whether more was done than to load the model: only then would a change of recipe spoil something."""
+        results = [self.metrics, *self.trajectories.glob("*"), *self.checkpoints.glob("*")]
+        return any(self.done(name) for name in STAGES if name != "model") or any(
+            path.exists() and path.stat().st_size > 0 for path in results
+        )
+
+    def _write_recipe(self, fingerprint: dict[str, Any], recipe_toml: str) -> None:
         write_atomic(self.path / "recipe.toml", recipe_toml.encode())
         value = {"format_version": _FORMAT_VERSION, "fingerprint": fingerprint}
-        write_atomic(recipe, json.dumps(value, indent=1, sort_keys=True).encode())
+        write_atomic(self.path / "recipe.json", json.dumps(value, indent=1, sort_keys=True).encode())
 
     def _stage_path(self, name: str) -> Path:
         if name not in STAGES:

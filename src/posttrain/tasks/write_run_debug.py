@@ -4,9 +4,9 @@ A task's settings: `function` (its name), `signature` (`def f(x):`, the end of t
 expected], ...], JSON values), `max_attempts`, `attempt_cost`, `feedback_format` (text with `{log}` that leads to the
 next attempt).
 
-The harness runs as `python3 -I -S -c HARNESS` with the nonce as the first line of its standard input. It starts a
-second interpreter for the policy's code, which gets arguments and gives results; the expected values stay in the
-first, which compares and reports.
+The harness runs as `python3 -s -S -c HARNESS` in `ENVIRONMENT` with the nonce as the first line of its standard input.
+It starts a second interpreter for the policy's code, which gets arguments and gives results; the expected values stay
+in the first, which compares and reports.
 
 What the policy's code can not do: print a report (its output goes to the harness,
 which does not pass it on), read the expected values or the nonce from the command line (they are enciphered with the
@@ -35,6 +35,7 @@ MEMORY_BYTES = 1 << 29
 OUTPUT_BYTES = 1 << 20
 LOG_CHARS = 70  # about 25 tokens: it goes into a short context
 MIN_TESTS = 4
+ENVIRONMENT = {"PYTHONHASHSEED": "0"}  # the order of a set must not differ when a killed run does a step again
 
 # Runs in the second interpreter: reads {source, function, calls}, writes one JSON line for each call.
 _CHILD = r"""
@@ -84,7 +85,7 @@ job = json.loads(bytes(a ^ b for a, b in zip(data, key)))
 tests, seconds, log_chars = job.pop("tests"), job.pop("seconds"), job.pop("log_chars")
 limit, child = job.pop("output_bytes"), job.pop("child")
 job["calls"] = [arguments for arguments, _ in tests]
-process = subprocess.Popen([sys.executable, "-I", "-S", "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+process = subprocess.Popen([sys.executable, "-s", "-S", "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                            stderr=subprocess.DEVNULL, start_new_session=True)
 late = []
 def kill():

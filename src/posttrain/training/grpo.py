@@ -10,6 +10,7 @@ and is left out.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,9 +43,10 @@ class GRPO:
         std = math.sqrt(sum((r - mean) ** 2 for r in rewards) / (n - 1))
         return [(r - mean) / (std + self.std_epsilon) for r in rewards]
 
-    def families(self, batch: Batch) -> list[Family]:
+    def families(self, batch: Batch | Sequence[Group]) -> list[Family]:
         """What the trainer computes: the mixed groups; invalid attempts take no part."""
-        return [self._family(group) for group in batch if group.mixed]
+        checked = batch if isinstance(batch, Batch) else Batch(tuple(batch))  # refuses held-out tasks
+        return [self._family(group) for group in checked if group.mixed]
 
     def _family(self, group: Group) -> Family:
         scored = group.scored

@@ -59,7 +59,7 @@ class MicroBatch:
     """Flat tensors of a few trees. N tokens in all, M of them are predicted with a weight other than 0.
 
     ids_n, positions_n: the tokens. source_m: which hidden state predicts the target; targets_m: the token; weight_m,
-    advantage_m, sampled_logprob_m: float32. domains: name of each entry of domain_m.
+    advantage_m, sampled_logprob_m: float32. domains: whose tokens these are.
     """
 
     trees: list[Tree]
@@ -70,7 +70,6 @@ class MicroBatch:
     weight_m: Tensor
     advantage_m: Tensor
     sampled_logprob_m: Tensor
-    domain_m: Tensor
     domains: list[str]
 
 
@@ -125,7 +124,7 @@ def _flatten(families: Sequence[Family], device: torch.device) -> MicroBatch:
     ids: list[int] = []
     positions: list[int] = []
     source: list[int] = []
-    rows: list[tuple[int, float, float, float, int]] = []
+    rows: list[tuple[int, float, float, float]] = []
     for stem, relatives in _stems(families):
         segments = [(len(stem), ROOT)] if stem else []
         at_root = 0 if stem else ROOT
@@ -138,7 +137,6 @@ def _flatten(families: Sequence[Family], device: torch.device) -> MicroBatch:
             parent = len(segments) if rest else at_root
             if rest:
                 segments.append((len(rest), at_root))
-            label = domains.index(family.domain)
             for member in family.members:
                 segments.append((len(member.ids), parent))
                 at = len(ids)
@@ -146,7 +144,7 @@ def _flatten(families: Sequence[Family], device: torch.device) -> MicroBatch:
                 for j, weight in enumerate(member.weight):
                     if weight != 0.0:
                         source.append(at + j - 1 if j else last_of_prefix)
-                        rows.append((member.ids[j], weight, member.advantage[j], member.sampled_logprob[j], label))
+                        rows.append((member.ids[j], weight, member.advantage[j], member.sampled_logprob[j]))
         tree = Tree(tuple(segments))
         trees.append(tree)
         positions.extend(tree.positions())
@@ -163,6 +161,5 @@ def _flatten(families: Sequence[Family], device: torch.device) -> MicroBatch:
         weight_m=column(1),
         advantage_m=column(2),
         sampled_logprob_m=column(3),
-        domain_m=torch.tensor([row[4] for row in rows], dtype=torch.long, device=device),
         domains=domains,
     )
