@@ -14,8 +14,8 @@ from tests.docs.blocks import PAGES, ROOT, Block, blocks, script
 from tests.loop.tiny_recipe import write_recipe
 
 from posttrain.config import load_recipe
+from posttrain.loop.preflight import load_domains
 from posttrain.loop.run import run_recipe
-from posttrain.loop.session import load_domains
 from posttrain.observability import read
 from posttrain.records import Split
 from posttrain.records.arrow import schema

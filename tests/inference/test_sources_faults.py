@@ -138,7 +138,7 @@ def test_a_broken_folder_is_one_line(tmp_path: Path, tiny: Path) -> None:
         ({"config.json": None}, "config.json: can not be read"),
         ({"config.json": b"{"}, "not JSON"),
         ({"config.json": json.dumps(config | {"model_type": "gpt2"}).encode()}, "'gpt2' is not supported"),
-        ({"config.json": json.dumps(config | {"hidden_size": "x"}).encode()}, "damaged"),
+        ({"config.json": json.dumps(config | {"hidden_size": "x"}).encode()}, "not a number"),
         ({"config.json": json.dumps(config | {"num_hidden_layers": 9}).encode()}, "lack model.layers.2"),
         ({"config.json": json.dumps(config | {"intermediate_size": 32}).encode()}, "has shape"),
         ({"tokenizer.json": None}, "holds no tokenizer.json"),

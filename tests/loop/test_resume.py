@@ -18,7 +18,7 @@ from posttrain.loop.run import run_recipe
 from posttrain.storage import RunFolderError
 
 SHORT = ["rl.steps=3", "rl.groups_per_step=4", "diagnosis.tasks_per_domain=3"]
-EVERY = 4  # each process dies before its fourth durable write
+EVERY = 7  # each process dies before its seventh durable write
 
 # Kills itself before the n-th rename: that is where a file or folder becomes visible.
 DIES = """
@@ -39,6 +39,7 @@ main()
 """
 
 
+@pytest.mark.timeout(300)
 def test_a_run_that_dies_before_every_few_writes_still_ends_the_same(recipe: Path, tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     run_recipe(load_recipe([recipe], SHORT), whole)
@@ -54,7 +55,7 @@ def test_a_run_that_dies_before_every_few_writes_still_ends_the_same(recipe: Pat
         deaths += 1
         assert deaths < 40, "the run makes no progress"
     assert done.returncode in (0, 1), done.stderr
-    assert deaths >= 5
+    assert deaths >= 3
     assert trace(killed) == trace(whole)
     assert adapter(killed) == adapter(whole)
     assert answers(killed / "eval_after.json") == answers(whole / "eval_after.json")
@@ -105,12 +106,14 @@ def test_a_gate_that_could_not_decide_is_refused_with_the_recipe(recipe: Path, s
 def test_demonstrations_of_a_file_are_learnt_and_a_second_start_goes_on(tmp_path: Path, start: Start) -> None:
     base = tmp_path / "recipe"
     path = write_recipe(base)
-    text = path.read_text().replace("[sft]\nenabled = false", '[sft]\ndomains = ["largest"]\nepochs = 1')
+    text = path.read_text().replace(
+        "[sft]\nenabled = false", '[sft]\ndomains = ["largest"]\nepochs = 1\nbatch_tokens = 256\nlearning_rate = 3e-3'
+    )
     path.write_text(text.replace('name = "largest"\n', 'name = "largest"\ndemonstration = "answer"\n'))
     code, _, err = finish(start(str(path), "--folder", str(tmp_path / "run"), "--set", "rl.steps=1"))
     assert code in (0, 1), err
     sft = [row for row in trace(tmp_path / "run") if row["phase"] == "sft"]
-    assert len(sft) > 3 and sft[-1]["nll"] < sft[0]["nll"]
+    assert len(sft) > 5 and sft[-1]["nll"] < sft[0]["nll"]
     marked = json.loads((tmp_path / "run" / "stages" / "sft.json").read_text())["payload"]
     assert marked == {"domains": ["largest"], "updates": len(sft)}
 

@@ -47,7 +47,9 @@ def test_a_stage_nobody_knows_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_another_recipe_is_refused_with_what_differs(tmp_path: Path) -> None:
-    RunFolder.open(tmp_path, RECIPE, "").close()
+    with RunFolder.open(tmp_path, RECIPE, "") as run:
+        run.stage_done("model", {})
+        run.stage_done("eval_before", {})
     other = {"model": {"name": "tiny"}, "rl": {"steps": 30, "learning_rate": 3e-4, "clip": 1.0}, "domains": ["add"]}
     with pytest.raises(RunFolderError) as caught:
         RunFolder.open(tmp_path, other, "")
@@ -63,6 +65,16 @@ def test_the_folder_of_another_recipe_is_refused_with_what_differs(tmp_path: Pat
     # A refused start holds no lock and changed nothing.
     with RunFolder.open(tmp_path, RECIPE, "") as run:
         assert run.fingerprint == RECIPE
+
+
+def test_a_folder_in_which_nothing_was_done_yet_takes_a_mended_recipe(tmp_path: Path) -> None:
+    with RunFolder.open(tmp_path, RECIPE, "") as run:
+        run.stage_done("model", {"dtype": "float32"})
+    other = {"model": {"name": "other"}}
+    with RunFolder.open(tmp_path, other, "new") as run:
+        assert run.fingerprint == other
+        assert not run.done("model")
+    assert (tmp_path / "recipe.toml").read_text() == "new"
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:

@@ -44,11 +44,8 @@ def make_summary(session: Session, comparison: Comparison, decision: Decision, c
         "run_minutes": session.elapsed_s / 60,
         "peak_rss_gib": session.peak_rss_bytes / 2**30,
         "seed": recipe.run.seed,
-        "model": {
-            "source": recipe.model.source,
-            "checksum": session.policy.base_model,
-            "dtype": str(session.policy.model.dtype).removeprefix("torch."),
-        },
+        "model": f"{recipe.model.source}, {str(session.policy.model.dtype).removeprefix('torch.')}",
+        "model_checksum": session.policy.base_model,
         "recipe": recipe.run.name,
         "command": command,
         "decision": decision.to_json(),
