@@ -32,10 +32,12 @@ def peak_rss_bytes() -> int:
 
 
 def peak_rss_of_children_bytes() -> int:
-    """Highest resident memory that any one descendant has had: of those that ended and were waited for, and those
-    alive."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _MAXRSS_BYTES
-    return max([ended, *(_status_bytes(PROC / str(pid), "VmHWM") for pid in _descendants(os.getpid()))])
+    """Sum of the highest resident memory of each descendant that is alive.
+
+    Those that ended are left out: what the kernel keeps of them (RUSAGE_CHILDREN) counts a child that was started by a
+    process of gigabytes with these gigabytes, though it used none of them.
+    """
+    return sum(_status_bytes(PROC / str(pid), "VmHWM") for pid in _descendants(os.getpid()))
 
 
 def memory_limit_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
