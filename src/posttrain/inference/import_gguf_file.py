@@ -77,7 +77,7 @@ class GgufFile:
         self._at = 0
         try:
             self._read_header()
-        except BaseException:
+        except BaseException:  # also a Ctrl-C: the map must not stay open
             self._map.close()
             raise
 

@@ -175,7 +175,7 @@ def _import(source: _Source, entry: Path, tell: Progress) -> ModelFolder:
         partial.rename(entry)
         _flush(entry.parent)
         shutil.rmtree(old, ignore_errors=True)
-    except BaseException:
+    except BaseException:  # also a Ctrl-C: a half-written model must not stay
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return ModelFolder.open(entry)

@@ -273,7 +273,7 @@ def _export(session: Session, decision: Decision) -> None:
         prompts = [session.policy.renderer.render(t) for t in session.held_out()[::40][:4]]
         try:
             gap = check_round_trip(unchecked, adapter, base, prompts)
-        except BaseException:
+        except BaseException:  # also a Ctrl-C: what was not checked must not stay
             shutil.rmtree(unchecked)
             raise
         merged = session.run.exports / "merged"

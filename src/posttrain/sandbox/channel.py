@@ -58,7 +58,7 @@ class Channel:
         except TimeoutError as error:
             await channel.close()
             raise SandboxError(f"the sandbox was not ready after {START_S} s") from error
-        except BaseException:
+        except BaseException:  # also a cancellation: the holder must not outlive its owner
             await channel.close()
             raise
         channel._loop.add_reader(ours, channel._on_message)

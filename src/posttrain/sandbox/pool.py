@@ -165,7 +165,7 @@ class SandboxPool:
         try:
             self._check_open()
             sandbox = Sandbox(self, *await self._place())
-        except BaseException:
+        except BaseException:  # also a cancellation: the place must become free again
             self._free.release()
             raise
         self._alive.add(sandbox)

@@ -101,7 +101,7 @@ def flush(path: Path) -> None:
 def removed_on_error(temporary: Path) -> Iterator[None]:
     try:
         yield
-    except BaseException:
+    except BaseException:  # also a Ctrl-C: a half-written file must not stay
         remove(temporary)
         raise
 

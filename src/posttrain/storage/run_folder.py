@@ -60,7 +60,7 @@ class RunFolder:
                 sweep(folder)
             flush(path)
             flush(path.absolute().parent)
-        except BaseException:
+        except BaseException:  # also a Ctrl-C: the lock must be let go
             run.close()
             raise
         return run

@@ -87,7 +87,7 @@ class Trainer:
         """
         try:
             return self._accumulate(families, loss, temperature, micro_batch_tokens)
-        except BaseException:
+        except BaseException:  # also a Ctrl-C: half a gradient must not reach the next update
             self.discard_gradient()
             raise
 
